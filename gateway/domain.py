@@ -1,0 +1,120 @@
+"""The gateway's words: what is generated (Job), what comes out of it (Token, Commit, Finished) and what it cost.
+
+Owns the types that cross module boundaries inside the gateway. Knows neither HTTP nor OpenAI's field names. Sampling is
+the window protocol's own type: the gateway has no second opinion on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from backend.protocol import Sampling
+
+Finish: TypeAlias = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One completion to generate: token ids in, up to `max_tokens` token ids out.
+
+    `prompt` and `max_tokens` fit the model's context together. A token in `stop_ids` ends the sequence and is its last.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    top_logprobs: int
+
+    def __post_init__(self) -> None:
+        assert self.prompt
+        assert self.max_tokens >= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token id beside a logprob."""
+
+    id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token that stands, with its logprob and the most likely alternatives, best first."""
+
+    id: int
+    logprob: float
+    top: tuple[Scored, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tokens that will never change again, at least one."""
+
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a completion cost: verify passes, passes that rejected part of a draft, and tokens on the way."""
+
+    windows: int = 0
+    rollbacks: int = 0
+    drafted: int = 0
+    rolled_back: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.windows + other.windows,
+            self.rollbacks + other.rollbacks,
+            self.drafted + other.drafted,
+            self.rolled_back + other.rolled_back,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a completion's tokens: an end-of-sequence token ("stop") or no room for another ("length")."""
+
+    finish: Finish
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text, and the tokens that have been consumed since the last delta. Either may be empty, not both."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDeltas:
+    """A choice moved on. Empty deltas say that tokens were committed but none of their text may be shown yet."""
+
+    index: int
+    deltas: tuple[Delta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """A choice is complete; `completion_tokens` counts the tokens consumed, the one that ended it included."""
+
+    index: int
+    finish: Finish
+    completion_tokens: int
+    counts: Counts
+
+
+ChoiceEvent: TypeAlias = ChoiceDeltas | ChoiceFinished
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of the index-th of n choices. The first keeps the request's seed, so that it equals the answer to n=1."""
+    if index == 0:
+        return seed
+    digest = hashlib.sha256(f"verbatim choice {seed} {index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

@@ -1,0 +1,159 @@
+"""Every way a request or a start can fail, and how OpenAI's envelope says it.
+
+    GatewayError
+    ├── ConfigError                a setting is wrong; stops the start
+    ├── StartError                 the backend did not come up in time, or is not what it must be
+    ├── RequestError          400  the request is at fault; `param` names the field
+    │   ├── ContextExceeded   400  code context_length_exceeded
+    │   ├── BodyTooLarge      413
+    │   ├── UnsupportedMedia  415
+    │   └── ModelNotFound     404  code model_not_found
+    ├── Overloaded            429  admission is full; with Retry-After
+    ├── Draining              503  the gateway is shutting down; with Retry-After
+    ├── NoVerifier            503  verified was asked for and no backend can verify
+    └── BackendError               the backend is at fault
+        ├── BackendUnavailable 503 it cannot be reached, or says it is not ready
+        ├── BackendTimeout    504  it took too long
+        ├── BackendFailed     502  it answered 5xx, broke off, or sent what cannot be read
+        │   └── ProtocolViolation  it answered, and the answer breaks the window protocol
+        └── BackendRefused  4xx    it refused the call; its status and Retry-After pass through
+
+`ClientLeft` is no error: it tells the HTTP edge that nobody is listening any more. Each boundary translates once and keeps the cause
+(`raise ... from`): the backend client for httpx and the wire, the routes for policies.
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """Base of the tree. Subclasses set how the envelope describes them."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def envelope(self) -> dict[str, object]:
+        """The body OpenAI would send."""
+        return envelope(self.message, self.type, self.param, self.code)
+
+
+def envelope(message: str, type_: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
+    """OpenAI's error body."""
+    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+
+
+class ConfigError(GatewayError):
+    """A setting is wrong; the message names its key and where it came from."""
+
+
+class StartError(GatewayError):
+    """The backend did not become ready, or cannot serve this gateway."""
+
+
+class RequestError(GatewayError):
+    """The request is at fault."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextExceeded(RequestError):
+    """Prompt and answer do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class BodyTooLarge(RequestError):
+    """The request body is over the limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class UnsupportedMedia(RequestError):
+    """The request body is declared as something other than JSON."""
+
+    status = 415
+
+
+class ModelNotFound(RequestError):
+    """No such model here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class Overloaded(GatewayError):
+    """All places are taken; refused before any work starts."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class Draining(GatewayError):
+    """The gateway finishes what it has and takes nothing new."""
+
+    status = 503
+    code = "shutting_down"
+
+
+class NoVerifier(GatewayError):
+    """A verified answer was asked for and the backend does not verify. Never answered with something weaker."""
+
+    status = 503
+    code = "no_verifier"
+
+
+class BackendError(GatewayError):
+    """The backend is at fault."""
+
+    type = "backend_error"
+
+
+class BackendUnavailable(BackendError):
+    """It cannot be reached or is not ready."""
+
+    status = 503
+    code = "backend_unavailable"
+
+
+class BackendTimeout(BackendError):
+    """It took longer than allowed."""
+
+    status = 504
+    code = "backend_timeout"
+
+
+class BackendFailed(BackendError):
+    """It broke down, broke off, or cannot be understood."""
+
+    status = 502
+    code = "backend_failed"
+
+
+class ProtocolViolation(BackendFailed):
+    """Its answer breaks the window protocol; nothing of the answer is used."""
+
+    code = "backend_protocol_violation"
+
+
+class BackendRefused(BackendError):
+    """It refused the call as ours to answer for; the client sees its status."""
+
+    code = "backend_refused"
+
+    def __init__(self, message: str, status: int, *, param: str | None = None, retry_after_s: str | None = None) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.status = status
+        self.type = "rate_limit_error" if status == 429 else "invalid_request_error"
+
+
+class ClientLeft(Exception):
+    """The client closed its connection; there is nobody to answer."""

@@ -1,0 +1,64 @@
+"""Committed tokens in, deltas of text out: whole characters only, nothing of a stop string, tokens beside their text.
+
+Owns the order of two filters: bytes to characters, then stop strings. The deltas are a function of the token sequence
+alone: how tokens are grouped into commits makes no difference to them.
+
+A character that is still incomplete when the tokens end is dropped (its bytes are in the logprobs): so the text at a
+smaller `max_tokens` is always a beginning of the text at a larger one. Bytes that are no UTF-8 become U+FFFD.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from gateway.domain import Delta, Token
+from gateway.stop_strings import StopStrings
+from gateway.token_bytes import TokenBytes
+
+
+class OutputText:
+    """The text of one choice."""
+
+    def __init__(self, token_bytes: TokenBytes, stops: Sequence[str]) -> None:
+        self._bytes_of = token_bytes.of
+        self._strip_space = token_bytes.strips_leading_space
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stops = StopStrings(stops)
+        self._waiting: list[Token] = []
+        self.consumed = 0
+        self.stopped = False
+
+    def __repr__(self) -> str:
+        return f"<OutputText consumed={self.consumed} waiting={len(self._waiting)} {self._stops!r}>"
+
+    def push(self, tokens: Sequence[Token]) -> tuple[Delta, ...]:
+        """Deltas that may be shown now. Tokens behind the one that completes a stop string are not consumed."""
+        deltas = []
+        for token in tokens:
+            if self.stopped:
+                break
+            self.consumed += 1
+            self._waiting.append(token)
+            text, self.stopped = self._stops.push(self._characters.decode(self._text_bytes(token.id)))
+            if text:
+                deltas.append(self._release(text))
+        return tuple(deltas)
+
+    def finish(self) -> tuple[Delta, ...]:
+        """What was held back, and the tokens that made no text. Call once, after the last push."""
+        text = "" if self.stopped else self._stops.flush()
+        return (self._release(text),) if text or self._waiting else ()
+
+    def _text_bytes(self, id_: int) -> bytes:
+        # Ids beyond the tokenizer's are padding of the embedding: they have no text.
+        raw = self._bytes_of[id_] if id_ < len(self._bytes_of) else b""
+        if self._strip_space and raw:
+            self._strip_space = False
+            return raw.removeprefix(b" ")
+        return raw
+
+    def _release(self, text: str) -> Delta:
+        delta = Delta(text, tuple(self._waiting))
+        self._waiting.clear()
+        return delta

@@ -1,0 +1,85 @@
+"""The gateway's settings: read once from flags and environment, then frozen.
+
+Owns names, defaults and checks. A flag wins over its environment variable. An error names the flag or the variable at
+fault. Does not know what the settings are used for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from gateway.errors import ConfigError
+
+ENV_PREFIX = "VERBATIM_"
+MAX_CHOICES = 8
+"""The largest `n` of one request, and so the least room admission must have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Each field is the flag `--some-field` and the environment variable `VERBATIM_SOME_FIELD`."""
+
+    backend: str
+    """Base URL of the backend."""
+    host: str = "127.0.0.1"
+    port: int = 8042
+    max_concurrent: int = 256
+    """Choices generated at a time; beyond it requests get 429. Also the number of connections to the backend."""
+    max_body_bytes: int = 4 * 1024 * 1024
+    connect_timeout_s: float = 5.0
+    first_byte_timeout_s: float = 300.0
+    """How long a backend may stay silent: a verify call waits here for its place in the batch."""
+    call_timeout_s: float = 900.0
+    """How long one call to the backend may take in all; for mode off that is the whole answer."""
+    start_timeout_s: float = 300.0
+    """How long to wait at start for the backend to become ready."""
+    drain_timeout_s: float = 30.0
+    """How long requests in flight may run on after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        if not self.backend.startswith(("http://", "https://")):
+            raise ConfigError("backend must be an http:// or https:// URL", param="backend")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("port must be between 0 and 65535", param="port")
+        if self.max_concurrent < MAX_CHOICES:
+            raise ConfigError(f"max_concurrent must be at least {MAX_CHOICES}", param="max_concurrent")
+        if self.max_body_bytes < 1:
+            raise ConfigError("max_body_bytes must be at least 1", param="max_body_bytes")
+        for field in fields(self):
+            if field.name.endswith("_timeout_s"):
+                value = getattr(self, field.name)
+                if not (value > 0 and math.isfinite(value)):
+                    raise ConfigError(f"{field.name} must be a number above 0", param=field.name)
+
+
+def read_settings(flags: Mapping[str, object], env: Mapping[str, str]) -> Settings:
+    """Settings from flags (None where not given) and environment; raises `ConfigError` naming the key at fault."""
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    for field in fields(Settings):
+        flag = flags.get(field.name)
+        variable = ENV_PREFIX + field.name.upper()
+        if flag is not None:
+            values[field.name] = flag
+            sources[field.name] = "--" + field.name.replace("_", "-")
+        elif variable in env:
+            values[field.name] = _parse(env[variable], str(field.type), variable)
+            sources[field.name] = variable
+    if "backend" not in values:
+        raise ConfigError(f"no backend: give --backend URL or set {ENV_PREFIX}BACKEND", param="backend")
+    try:
+        return Settings(**values)  # type: ignore[arg-type]  # checked field by field above and in __post_init__
+    except ConfigError as error:
+        source = sources.get(error.param or "", error.param)
+        raise ConfigError(f"{source}: {error.message}", param=error.param) from error
+
+
+def _parse(text: str, type_: str, variable: str) -> object:
+    if type_ == "str":
+        return text
+    try:
+        return int(text) if type_ == "int" else float(text)
+    except ValueError:
+        raise ConfigError(f"{variable}: {text!r} is no {'whole ' if type_ == 'int' else ''}number") from None

@@ -1,0 +1,56 @@
+"""The model's text side in one value: messages to token ids, token ids to text.
+
+Built once from what the backend serves, then read-only. Owns no state of any request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tokenizers import Tokenizer
+
+from backend.protocol import TokenizerFiles
+from gateway.chat_template import ChatTemplate
+from gateway.errors import RequestError, StartError
+from gateway.output_text import OutputText
+from gateway.token_bytes import TokenBytes, read_token_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """Template, tokenizer and byte table of one model."""
+
+    template: ChatTemplate | None
+    tokenizer: Tokenizer
+    token_bytes: TokenBytes
+    eos_ids: tuple[int, ...]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """The prompt of a chat, as token ids."""
+        if self.template is None:
+            raise RequestError("the model has no chat template", param="messages")
+        # The template writes the special tokens itself.
+        ids = self.tokenizer.encode(self.template.render(messages), add_special_tokens=False).ids
+        if not ids:
+            raise RequestError("the messages make an empty prompt", param="messages")
+        return tuple(ids)
+
+    def output(self, stops: Sequence[str]) -> OutputText:
+        """The text of a new answer."""
+        return OutputText(self.token_bytes, stops)
+
+    def token_name(self, id_: int) -> bytes:
+        """What a token is called in logprobs: its bytes, special tokens spelled out."""
+        return self.token_bytes.names[id_] if id_ < len(self.token_bytes.names) else b""
+
+
+def load_text(files: TokenizerFiles, now: Callable[[], datetime]) -> ModelText:
+    """Build from the backend's files; raises `StartError` where they cannot be used."""
+    try:
+        tokenizer = Tokenizer.from_str(files.tokenizer_json)
+    except Exception as error:  # noqa: BLE001  # the tokenizers library raises bare Exception
+        raise StartError(f"the backend's tokenizer cannot be read: {error}") from error
+    template = None if files.chat_template is None else ChatTemplate(files.chat_template, files.special_tokens, now)
+    return ModelText(template, tokenizer, read_token_bytes(files.tokenizer_json), tuple(files.eos_ids))
