@@ -122,7 +122,7 @@ class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VerifiedToken(msgspec.Struct, frozen=True):
-    """A committed token with the verifier's own logprobs, exact float32 values; `top` is best first, ties by lowest id."""
+    """A committed token with the verifier's logprobs, exact float32 values; `top` is best first, ties by lowest id."""
 
     id: int
     logprob: float

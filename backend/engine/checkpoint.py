@@ -1,6 +1,6 @@
 """What a loaded model is, whatever file it came from: its shape, its weights, its tokenizer and its digest.
 
-Owns the names of the weights. Knows neither file formats (see gguf_checkpoint and hf_checkpoint) nor how weights are used.
+Owns the names of the weights. Knows neither file formats (gguf_checkpoint, hf_checkpoint) nor how weights are used.
 
 Weight names, each a float32 tensor as stored, [out_features, in_features] for projections:
 

@@ -1,0 +1,184 @@
+"""The engine: a thread that runs passes while there is work, and the door through which calls reach it.
+
+`submit` and `cancel` can be called from any thread; results are handed to a task's listener from the engine's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+
+from backend.engine.checkpoint import Checkpoint, Progress
+from backend.engine.fingerprint import fingerprint
+from backend.engine.kv_pool import RESERVED_BLOCKS, KvPool, block_bytes
+from backend.engine.model import Model
+from backend.engine.prefix_cache import PrefixCache
+from backend.engine.runner import Runner
+from backend.engine.scheduler import Pass, QueueFullError, Scheduler
+from backend.engine.tasks import DecodeTask, Scored, Task
+from backend.kernels.attention import BLOCK
+from backend.kernels.ops import CPU_FAST, CPU_FIXED, Ops
+from backend.protocol import Info, VerifyShape
+from backend.settings import EngineSettings
+
+_PREFILL_ROWS = 256
+_MAX_RUNNING = 64
+
+log = logging.getLogger(__name__)
+
+
+class EngineError(Exception):
+    """A call failed inside the engine; the message says why."""
+
+
+class Listener(Protocol):
+    """Hears of one task, from the engine's thread. Exactly one of `ended` and `failed` comes last."""
+
+    def produced(self, tokens: Sequence[Scored]) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    task: Task
+    listener: Listener
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    task: Task
+    done: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Command: TypeAlias = _Submit | _Cancel | _Stop
+
+
+class Engine:
+    """One model under two lanes. Build it, `start` it, `stop` it."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        settings: EngineSettings,
+        progress: Progress,
+        fast: Ops = CPU_FAST,
+        fixed: Ops = CPU_FIXED,
+    ):
+        torch.set_num_threads(settings.threads)
+        config = checkpoint.config
+        dtype: torch.dtype = getattr(torch, settings.dtype)
+        shape = VerifyShape(groups=settings.verify_groups, window=settings.verify_window)
+        model = Model(checkpoint, dtype, progress)
+        blocks = settings.kv_bytes // block_bytes(config, dtype) - RESERVED_BLOCKS
+        if blocks < 1:
+            raise EngineError(f"kv_bytes: {settings.kv_bytes} holds no block of {block_bytes(config, dtype)} bytes")
+        self._cache = PrefixCache(blocks, BLOCK, first=RESERVED_BLOCKS)
+        self._runner = Runner(model, KvPool(config, dtype, blocks), fast, fixed, shape)
+        max_context = min(config.max_position, blocks * BLOCK)
+        self._scheduler = Scheduler(
+            self._cache,
+            shape,
+            fixed.shape_invariant,
+            max_context=max_context,
+            max_waiting=settings.max_waiting,
+            prefill_rows=_PREFILL_ROWS,
+            max_running=_MAX_RUNNING,
+        )
+        self.info = Info(
+            protocol=1,
+            model=config.name,
+            fingerprint=fingerprint(checkpoint.digest, dtype, fixed, shape),
+            roles=["draft", "verify"],
+            verify=shape,
+            max_context=max_context,
+            vocab_size=config.vocab_size,
+            dtype=settings.dtype,
+            device="cpu",
+        )
+        self._listeners: dict[Task, Listener] = {}
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fail what is in flight and end the thread, after the pass that is running."""
+        self._commands.put(_Stop())
+        self._thread.join()
+
+    def submit(self, task: Task, listener: Listener) -> None:
+        """Queue a task. The listener hears a QueueFullError where the queue is full."""
+        self._commands.put(_Submit(task, listener))
+
+    def cancel(self, task: Task, done: Callable[[], None] = lambda: None) -> None:
+        """Drop a task and free what it holds, after the pass that is running; its listener hears nothing more."""
+        self._commands.put(_Cancel(task, done))
+
+    @torch.inference_mode()
+    def _loop(self) -> None:
+        work: Pass | None = None
+        while True:
+            # Idle, the thread sleeps on the queue; busy, it only looks.
+            while work is None or not self._commands.empty():
+                command = self._commands.get()
+                if isinstance(command, _Stop):
+                    for listener in self._listeners.values():
+                        listener.failed(EngineError("the engine is stopping"))
+                    return
+                self._obey(command)
+                if self._commands.empty():
+                    break
+            for task in self._scheduler.admit():
+                assert task.lease is not None
+                self._runner.prepare(task.lease)
+            work = self._scheduler.next_pass()
+            if work is not None:
+                self._perform(work)
+
+    def _obey(self, command: _Submit | _Cancel) -> None:
+        if isinstance(command, _Cancel):
+            if self._listeners.pop(command.task, None) is not None:
+                self._scheduler.cancel(command.task)
+            command.done()
+            return
+        try:
+            self._scheduler.submit(command.task)
+        except QueueFullError as error:
+            command.listener.failed(error)
+        else:
+            self._listeners[command.task] = command.listener
+
+    def _perform(self, work: Pass) -> None:
+        before = [len(span.task.produced) for span in work.spans]
+        try:
+            chosen = self._runner.run(work)
+        except (FloatingPointError, RuntimeError, MemoryError) as error:
+            log.exception("a pass of the %s lane broke", work.lane)
+            for span in work.spans:
+                self._scheduler.fail(span.task)
+                self._listeners.pop(span.task).failed(EngineError(str(error)))
+            return
+        ended = set(self._scheduler.apply(work, chosen))
+        for span, count in zip(work.spans, before, strict=True):
+            listener = self._listeners[span.task]
+            if len(span.task.produced) > count and isinstance(span.task, DecodeTask):
+                listener.produced(span.task.produced[count:])
+            if span.task in ended:
+                del self._listeners[span.task]
+                listener.ended()

@@ -1,0 +1,117 @@
+"""Runs passes: turns spans into tensors, calls the model with the lane's ops, chooses and scores tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from backend.engine.kv_pool import TRASH_BLOCK, ZERO_BLOCK, KvPool
+from backend.engine.model import Model
+from backend.engine.prefix_cache import Lease
+from backend.engine.scheduler import Lane, Pass, Span
+from backend.engine.tasks import DecodeTask, Scored
+from backend.kernels.attention import BLOCK, Layout
+from backend.kernels.ops import Ops
+from backend.kernels.sampling import Draw, choose, logprobs, top_scores
+from backend.protocol import VerifyShape
+
+
+class Runner:
+    """One model and one KV pool under two lanes."""
+
+    def __init__(self, model: Model, kv: KvPool, fast: Ops, fixed: Ops, shape: VerifyShape):
+        self._model = model
+        self._kv = kv
+        self._ops: dict[Lane, Ops] = {"fast": fast, "fixed": fixed}
+        self._shape = shape
+
+    def prepare(self, lease: Lease) -> None:
+        """Clear a lease's fresh blocks and copy the part of a block it matched."""
+        for block in lease.fresh:
+            self._kv.clear(block)
+        if lease.copy is not None:
+            self._kv.copy(*lease.copy)
+
+    @torch.inference_mode()
+    def run(self, work: Pass) -> list[list[Scored]]:
+        """Run one pass; the chosen tokens of each span, in order. Raises FloatingPointError (see `choose`)."""
+        ops = self._ops[work.lane]
+        full_shape = self._shape if work.lane == "fixed" and not ops.shape_invariant else None
+        token_ids, layout = _arrange(work.spans, full_shape)
+        logit_rows: list[int] = []
+        draws: list[Draw] = []
+        first_row = 0
+        for span in work.spans:
+            last = first_row + span.count
+            logit_rows.extend(range(last - span.choices, last))
+            # The row at position p chooses the token at position p + 1.
+            end = span.start + span.count + 1
+            draws.extend(Draw(span.task.sampling, position) for position in range(end - span.choices, end))
+            first_row = last
+        logits = self._model.forward(ops, token_ids, layout, self._kv, torch.tensor(logit_rows, dtype=torch.int64))
+        scored = iter(_score(logits, draws, work.spans)) if logit_rows else iter(())
+        return [[next(scored) for _ in range(span.choices)] for span in work.spans]
+
+
+def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[torch.Tensor, Layout]:
+    """Rows of the spans, then dummies up to `full_shape` where one is given."""
+    width = full_shape.window if full_shape else max(span.count for span in spans)
+    batch = full_shape.groups if full_shape else len(spans)
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    cells: list[int] = []
+    starts = [0] * batch
+    tables: list[list[int]] = [[] for _ in range(batch)]
+    for index, span in enumerate(spans):
+        lease = span.task.lease
+        assert lease is not None
+        stop = span.start + span.count
+        ids += span.task.tokens[span.start : stop]
+        positions += range(span.start, stop)
+        cells += range(index * width, index * width + span.count)
+        starts[index] = span.start
+        tables[index] = lease.blocks[: -(-stop // BLOCK)]
+        # The fast lane leaves cached KV alone: others may be reading it, and it may be the fixed lane's.
+        keep = lease.cached if isinstance(span.task, DecodeTask) else 0
+        slots += [
+            TRASH_BLOCK * BLOCK if position < keep else lease.blocks[position // BLOCK] * BLOCK + position % BLOCK
+            for position in range(span.start, stop)
+        ]
+    if full_shape:
+        used = set(cells)
+        for cell in range(batch * width):
+            if cell not in used:
+                ids.append(0)
+                positions.append(0)
+                slots.append(TRASH_BLOCK * BLOCK)
+                cells.append(cell)
+    longest = max(1, *(len(table) for table in tables))
+    table = torch.tensor([blocks + [ZERO_BLOCK] * (longest - len(blocks)) for blocks in tables])
+    return torch.tensor(ids), Layout(
+        positions=torch.tensor(positions),
+        slots=torch.tensor(slots),
+        tables=table,
+        starts=torch.tensor(starts),
+        width=width,
+        cells=None if cells == list(range(batch * width)) else torch.tensor(cells),
+    )
+
+
+def _score(logits: torch.Tensor, draws: Sequence[Draw], spans: Sequence[Span]) -> list[Scored]:
+    ids = choose(logits, draws)
+    log_probabilities = logprobs(logits)
+    chosen = log_probabilities.gather(1, ids[:, None])[:, 0].tolist()
+    best = torch.topk(logits, 2).values
+    margins = (best[:, 0] - best[:, 1]).tolist()
+    tasks = [span.task for span in spans for _ in range(span.choices)]
+    return [
+        Scored(
+            id=token,
+            logprob=logprob,
+            margin=margin,
+            top=top_scores((log_probabilities if task.top_as_logprobs else logits)[row], task.top),
+        )
+        for row, (task, token, logprob, margin) in enumerate(zip(tasks, ids.tolist(), chosen, margins, strict=True))
+    ]

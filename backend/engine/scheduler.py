@@ -1,0 +1,233 @@
+"""Which rows run next: admission, batching and progress of tasks, without tensors, clock or threads.
+
+Rules:
+- Tasks are admitted in the order they came, each with all the KV blocks it can come to need, so that an admitted task
+  always runs to its end. One that does not fit waits, and those behind it wait with it.
+- Lanes take turns. While both have work, a fixed-lane pass follows a fast-lane pass and the other way round, so neither
+  kind of traffic starves.
+- In the fast lane, prefill and decoding take turns in the same way. A decode pass takes one row of every
+  decoding task.
+- In the fixed lane, tasks take turns in order of arrival. Tasks with at most a window of rows left share a pass of up
+  to G of them; a longer one (a prompt) has a pass of G x W rows for itself where the arithmetic allows it, else of W.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from backend.engine.prefix_cache import PrefixCache
+from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
+from backend.protocol import VerifyShape
+
+Lane = Literal["fast", "fixed"]
+
+
+class QueueFullError(Exception):
+    """The queue of tasks waiting for memory is at its bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of one task, from position `start`. The last `choices` of them choose a token each."""
+
+    task: Task
+    start: int
+    count: int
+    choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass in one lane."""
+
+    lane: Lane
+    spans: Sequence[Span]
+
+
+class Scheduler:
+    """Owns every task between submission and its end."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        shape: VerifyShape,
+        shape_invariant: bool,
+        max_context: int,
+        max_waiting: int,
+        prefill_rows: int,
+        max_running: int,
+    ):
+        self._cache = cache
+        self._shape = shape
+        self._long_rows = shape.groups * shape.window if shape_invariant else shape.window
+        self._max_context = max_context
+        self._max_waiting = max_waiting
+        self._prefill_rows = prefill_rows
+        self._max_running = max_running
+        self._waiting: deque[Task] = deque()
+        self._prefilling: deque[DecodeTask] = deque()
+        self._decoding: list[DecodeTask] = []
+        self._verifying: deque[VerifyTask] = deque()
+        self._last_lane: Lane = "fast"
+        self._prefilled_last = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<Scheduler waiting={len(self._waiting)} prefilling={len(self._prefilling)}"
+            f" decoding={len(self._decoding)} verifying={len(self._verifying)}>"
+        )
+
+    def submit(self, task: Task) -> None:
+        """Queue a task. Raises QueueFullError past the bound."""
+        if len(self._waiting) >= self._max_waiting:
+            raise QueueFullError(f"{self._max_waiting} calls are waiting for KV memory already")
+        self._waiting.append(task)
+
+    def cancel(self, task: Task) -> None:
+        """Drop a task wherever it is and free what it holds. A task that has ended is left as it is."""
+        if task in self._waiting:
+            self._waiting.remove(task)
+        if task.lease is not None:
+            self._end(task)
+
+    def fail(self, task: Task) -> None:
+        """Drop a task whose pass broke: nothing it computed is kept."""
+        task.computed = 0
+        if isinstance(task, VerifyTask):
+            task.agreed = 0
+        if task.lease is not None:
+            self._end(task)
+
+    def admit(self) -> list[Task]:
+        """Admit waiting tasks while memory lasts; the caller prepares the blocks of each one's lease."""
+        admitted: list[Task] = []
+        while self._waiting and self._running < self._max_running:
+            task = self._waiting[0]
+            lease = self._cache.acquire(task.tokens, task.capacity, prefer_fixed=isinstance(task, VerifyTask))
+            if lease is None:
+                break
+            self._waiting.popleft()
+            task.lease = lease
+            if isinstance(task, VerifyTask):
+                # The row before the first choice runs again even where it is cached: its logits are needed.
+                task.computed = min(lease.fixed, len(task.context) - 1)
+                self._verifying.append(task)
+            else:
+                task.computed = min(lease.cached, len(task.context) - 1)
+                self._file(task)
+            admitted.append(task)
+        return admitted
+
+    def next_pass(self) -> Pass | None:
+        """The rows to run now, or None where there is nothing to do."""
+        has_fast = bool(self._prefilling or self._decoding)
+        if self._verifying and (not has_fast or self._last_lane == "fast"):
+            self._last_lane = "fixed"
+            return Pass("fixed", self._fixed_spans())
+        if has_fast:
+            self._last_lane = "fast"
+            prefills = bool(self._prefilling) and not (self._decoding and self._prefilled_last)
+            self._prefilled_last = prefills
+            return Pass("fast", self._prefill_spans() if prefills else self._decode_spans())
+        return None
+
+    def apply(self, done: Pass, chosen: Sequence[Sequence[Scored]]) -> list[Task]:
+        """Take a pass's results, `choices` tokens for each span; returns the tasks that ended with it."""
+        ended: list[Task] = []
+        for span, tokens in zip(done.spans, chosen, strict=True):
+            task = span.task
+            if task.lease is None:
+                continue  # Cancelled while the pass ran.
+            task.computed = span.start + span.count
+            if isinstance(task, VerifyTask):
+                self._verify(task, tokens)
+            elif tokens:
+                self._extend(task, tokens[0])
+            if task.done:
+                self._end(task)
+                ended.append(task)
+            elif isinstance(task, DecodeTask) and task not in self._decoding:
+                self._prefilling.remove(task)
+                self._file(task)
+        return ended
+
+    @property
+    def _running(self) -> int:
+        return len(self._prefilling) + len(self._decoding) + len(self._verifying)
+
+    def _file(self, task: DecodeTask) -> None:
+        if len(task.tokens) - task.computed == 1:
+            self._decoding.append(task)
+        else:
+            self._prefilling.append(task)
+
+    def _end(self, task: Task) -> None:
+        assert task.lease is not None
+        if isinstance(task, VerifyTask):
+            self._verifying.remove(task)
+        elif task in self._decoding:
+            self._decoding.remove(task)
+        else:
+            self._prefilling.remove(task)
+        self._cache.release(task.lease, task.tokens[: task.valid], task.fixed)
+        task.lease = None
+
+    def _extend(self, task: DecodeTask, token: Scored) -> None:
+        task.tokens.append(token.id)
+        task.produced.append(token)
+        if token.id in task.stop_ids:
+            task.finish = "stop"
+        elif len(task.tokens) >= self._max_context:
+            task.finish = "length"
+
+    def _verify(self, task: VerifyTask, tokens: Sequence[Scored]) -> None:
+        for token in tokens:
+            index = len(task.produced)
+            task.produced.append(token)
+            agrees = index < len(task.draft) and token.id == task.draft[index]
+            task.agreed += agrees
+            if token.id in task.stop_ids:
+                task.finish = "stop"
+            elif len(task.context) + len(task.produced) >= self._max_context:
+                task.finish = "length"
+            if task.finish is not None or not agrees:
+                task.done = True
+                return
+
+    def _decode_spans(self) -> list[Span]:
+        return [Span(task, task.computed, 1, 1) for task in self._decoding]
+
+    def _prefill_spans(self) -> list[Span]:
+        spans: list[Span] = []
+        budget = self._prefill_rows
+        for task in self._prefilling:
+            count = min(len(task.tokens) - task.computed, budget)
+            if count == 0:
+                break
+            budget -= count
+            last = task.computed + count == len(task.tokens)
+            spans.append(Span(task, task.computed, count, int(last)))
+        return spans
+
+    def _fixed_spans(self) -> list[Span]:
+        first = self._verifying[0]
+        if self._rows_left(first) > self._shape.window:
+            group, limit = [first], self._long_rows
+        else:
+            short = [task for task in self._verifying if self._rows_left(task) <= self._shape.window]
+            group, limit = short[: self._shape.groups], self._shape.window
+        spans = []
+        for task in group:
+            count = min(self._rows_left(task), limit)
+            first_choice = max(task.computed, len(task.context) - 1)
+            spans.append(Span(task, task.computed, count, max(0, task.computed + count - first_choice)))
+            self._verifying.remove(task)
+            self._verifying.append(task)
+        return spans
+
+    @staticmethod
+    def _rows_left(task: VerifyTask) -> int:
+        return len(task.tokens) - task.computed

@@ -1,0 +1,102 @@
+"""The engine's unit of work: one window-protocol call, from admission to its last token.
+
+A task holds its tokens, how far their KV is computed, and what it has produced. It changes only through the scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from backend.engine.prefix_cache import Lease
+from backend.protocol import Finish, Sampling, ScoredToken
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A chosen token and its logprob; `margin` is the top-1 minus the top-2 logit, `top` what the task asked for."""
+
+    id: int
+    logprob: float
+    margin: float
+    top: list[ScoredToken]
+
+
+@dataclass(slots=True, eq=False)
+class DecodeTask:
+    """Up to `count` fast-lane tokens after a context: a draft, or a stream without a guarantee."""
+
+    context: list[int]
+    count: int
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    top: int
+    top_as_logprobs: bool
+    tokens: list[int] = field(init=False)
+    computed: int = 0
+    produced: list[Scored] = field(default_factory=list)
+    finish: Finish | None = None
+    lease: Lease | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.context)
+
+    @property
+    def done(self) -> bool:
+        return self.finish is not None or len(self.produced) == self.count
+
+    @property
+    def capacity(self) -> int:
+        """Tokens whose KV this task may come to hold. The last token drafted never enters the KV."""
+        return len(self.context) + self.count - 1
+
+    @property
+    def valid(self) -> int:
+        """How many leading tokens have KV. All of the context can be cached, yet its last row runs for its logits."""
+        assert self.lease is not None
+        return max(self.computed, self.lease.cached)
+
+    @property
+    def fixed(self) -> int:
+        """How many leading tokens have fixed-lane KV: what was leased, since the fast lane adds none."""
+        assert self.lease is not None
+        return self.lease.fixed
+
+
+@dataclass(slots=True, eq=False)
+class VerifyTask:
+    """Replay a draft in the fixed lane: commit what agrees, then the verifier's own token."""
+
+    context: list[int]
+    draft: list[int]
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    top: int
+    tokens: list[int] = field(init=False)
+    computed: int = 0
+    produced: list[Scored] = field(default_factory=list)
+    agreed: int = 0
+    done: bool = False
+    finish: Finish | None = None
+    lease: Lease | None = None
+    top_as_logprobs: bool = True
+
+    def __post_init__(self) -> None:
+        self.tokens = self.context + self.draft
+
+    @property
+    def capacity(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def valid(self) -> int:
+        """How many leading tokens have KV that stands: drafts that were refused do not count."""
+        return min(self.computed, len(self.context) + self.agreed)
+
+    @property
+    def fixed(self) -> int:
+        """All KV this task leaves is the fixed lane's."""
+        return self.valid
+
+
+Task: TypeAlias = DecodeTask | VerifyTask

@@ -1,0 +1,1 @@
+"""The window protocol over HTTP, in front of the embedded engine."""

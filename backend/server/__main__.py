@@ -1,0 +1,77 @@
+"""`python -m backend.server`: serve one model until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import cast
+
+import click
+import uvicorn
+
+from backend.engine.checkpoint import CheckpointError
+from backend.engine.engine import Engine, EngineError
+from backend.engine.open_checkpoint import open_checkpoint
+from backend.server.app import Backend, create_app
+from backend.settings import Dtype, EngineSettings
+
+_OPEN_SHARE = 0.5  # Reading the file is about half of the start-up work, packing the weights the other half.
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=8043, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--model", default="smollm2-135m-instruct", show_default=True, help="A GGUF file or a Hugging Face folder."
+)
+@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["float32", "bfloat16"]))
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="OpenMP threads for one pass.")
+@click.option("--kv-bytes", default=1 << 30, show_default=True, type=click.IntRange(1), help="Bound of the KV cache.")
+@click.option("--verify-groups", default=8, show_default=True, type=click.IntRange(1))
+@click.option("--verify-window", default=32, show_default=True, type=click.IntRange(2))
+def main(
+    host: str, port: int, model: str, dtype: str, threads: int, kv_bytes: int, verify_groups: int, verify_window: int
+) -> None:
+    """Serve the window protocol over one model."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    settings = EngineSettings(
+        model=model,
+        dtype=cast(Dtype, dtype),
+        threads=threads,
+        kv_bytes=kv_bytes,
+        verify_groups=verify_groups,
+        verify_window=verify_window,
+    )
+    backend = Backend()
+    # A draining server waits for streams to end; they end because the engine fails what is in flight.
+    config = uvicorn.Config(
+        create_app(backend), host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    failures: list[Exception] = []
+
+    def load() -> None:
+        try:
+            checkpoint = open_checkpoint(settings.model, lambda share: backend.loading(share * _OPEN_SHARE))
+            engine = Engine(
+                checkpoint, settings, lambda share: backend.loading(_OPEN_SHARE + share * (1 - _OPEN_SHARE))
+            )
+        except (CheckpointError, EngineError, OSError, MemoryError) as error:
+            failures.append(error)
+            server.should_exit = True
+            return
+        engine.start()
+        backend.ready(engine, checkpoint.tokenizer)
+
+    threading.Thread(target=load, name="loader", daemon=True).start()
+    server.run()
+    backend.stop()
+    if failures:
+        raise click.ClickException(str(failures[0]))
+
+
+if __name__ == "__main__":
+    main()
