@@ -43,7 +43,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CONFIG, _GENERATION_CONFIG = "config.json", "generation_config.json"
 _TOKENIZER, _TOKENIZER_CONFIG, _CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_READ_FILES = (_CONFIG, _GENERATION_CONFIG, _TOKENIZER, _TOKENIZER_CONFIG, _CHAT_TEMPLATE, _INDEX)
+_READ_FILES = (_CONFIG, _GENERATION_CONFIG, _TOKENIZER, _TOKENIZER_CONFIG, _CHAT_TEMPLATE)
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # The share of the loading that is done when the weights are read; hashing the files is the rest.
@@ -75,6 +75,8 @@ def load_hf(folder: Path, progress: Progress) -> Checkpoint:
         if not torch.equal(lm_head, weights["embedding"]):
             raise keys.refuse("tie_word_embeddings", f", but the tensor {stored} differs from the embedding")
     files = {folder / name for name in _READ_FILES if (folder / name).is_file()} | set(sources.values())
+    if folder / _WEIGHTS not in files:
+        files.add(folder / _INDEX)
     digest = digest_files(files, lambda share: progress(_WEIGHTS_READ + (1 - _WEIGHTS_READ) * share))
     return Checkpoint(config, weights, tokenizer, digest)
 

@@ -23,7 +23,7 @@ def open_checkpoint(model: str, progress: Progress) -> Checkpoint:
         checkpoint = load_gguf(_find_smollm2(), progress)
         return dataclasses.replace(checkpoint, config=dataclasses.replace(checkpoint.config, name=SMOLLM2))
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return load_hf(path, progress)
     if path.suffix.lower() == ".gguf" and path.is_file():
         return load_gguf(path, progress)
