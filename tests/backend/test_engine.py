@@ -1,0 +1,196 @@
+"""The engine's promise, bitwise, on a tiny random model: what is verified depends on the request alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend.engine.scheduler import QueueFullError
+from backend.kernels.ops import CPU_FIXED
+from backend.protocol import Sampling
+from backend.settings import Dtype
+from tests.backend.harness import TINY, Calls, Waiter, draft_task, running_engine, tiny_checkpoint, verify_task
+
+CHECKPOINT = tiny_checkpoint()
+GREEDY = Sampling(temperature=0.0)
+SEEDED = Sampling(temperature=0.9, top_p=0.95, seed=42)
+PROMPT = [7, 300, 21, 21, 5, 88, 130, 2, 14]
+
+
+def plain(calls: Calls, prompt: list[int], count: int, sampling: Sampling) -> list[tuple[int, float]]:
+    """Decoding in the fixed lane alone, one token a pass."""
+    done: list[tuple[int, float]] = []
+    while len(done) < count:
+        task = calls.verify(prompt + [token for token, _ in done], [], sampling)
+        done += [(token.id, token.logprob) for token in task.produced]
+    return done
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+def test_windows_shapes_and_threads_give_the_same_bits(dtype: Dtype, sampling: Sampling) -> None:
+    with running_engine(CHECKPOINT, dtype) as calls:
+        expected = plain(calls, PROMPT, 80, sampling)
+        for windows in [(1,), (2,), (4,), (8,), (16,), (64,), (3, 11, 1, 40)]:
+            assert calls.complete(PROMPT, 80, sampling, windows) == expected
+    for groups, window, threads in [(1, 16, 1), (4, 32, 2), (8, 64, 1)]:
+        with running_engine(CHECKPOINT, dtype, groups, window, threads=threads) as calls:
+            assert calls.complete(PROMPT, 80, sampling, (15,)) == expected
+    # Padded with dummies to the full shape, as arithmetic has it that depends on the shape.
+    padded = replace(CPU_FIXED, shape_invariant=False)
+    for groups, window in [(1, 16), (4, 8)]:
+        with running_engine(CHECKPOINT, dtype, groups, window, fixed=padded) as calls:
+            assert calls.complete(PROMPT, 80, sampling, (7,)) == expected
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def calls(request: pytest.FixtureRequest) -> object:
+    with running_engine(CHECKPOINT, request.param, kv_bytes=60 * 2 * 2 * 2 * 64 * 12 * 4) as running:
+        yield running
+        running.engine._cache.check_integrity()
+
+
+@pytest.fixture(scope="module")
+def expected(calls: Calls) -> list[tuple[int, float]]:
+    return plain(calls, PROMPT, 60, SEEDED)
+
+
+drafts = st.one_of(
+    st.just([]),
+    st.lists(st.integers(0, TINY.vocab_size - 1), max_size=40),
+    st.integers(1, 20).map(lambda count: [2] * count),
+    st.lists(st.just(None), max_size=20),  # None: what the drafter itself would say.
+)
+
+
+@given(st.lists(drafts, min_size=1, max_size=12), st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_poisoned_drafter_changes_nothing(
+    calls: Calls, expected: list[tuple[int, float]], plan: list[list[int | None]], rng: random.Random
+) -> None:
+    done: list[tuple[int, float]] = []
+    turn = 0
+    while len(done) < len(expected):
+        context = PROMPT + [token for token, _ in done]
+        wanted = plan[turn % len(plan)]
+        own = calls.draft(context, len(wanted), SEEDED) if None in wanted else []
+        draft = [own[i] if token is None else token for i, token in enumerate(wanted[: len(own) or None])]
+        if rng.random() < 0.3:
+            draft = [token for token, _ in expected[len(done) : len(done) + 9]] + draft
+        task = calls.verify(context, draft, SEEDED)
+        assert len(task.produced) == task.agreed + 1, "every pass commits the agreed drafts and one token more"
+        assert [token.id for token in task.produced[: task.agreed]] == draft[: task.agreed]
+        done += [(token.id, token.logprob) for token in task.produced]
+        turn += 1
+    assert done[: len(expected)] == expected
+
+
+def test_company_cancellations_and_evictions_change_nothing(calls: Calls) -> None:
+    """Verified answers in random traffic equal those of an idle engine, logprobs bitwise. Memory for 60 blocks only."""
+    rng = random.Random(3)
+    shared = [rng.randrange(TINY.vocab_size) for _ in range(150)]
+    prompts = [shared[: rng.choice([1, 63, 64, 65, 128, 150])] + [rng.randrange(TINY.vocab_size)] for _ in range(10)]
+    samplings = [GREEDY, SEEDED, Sampling(temperature=1.0, seed=7, top_k=20), Sampling(temperature=1.3, min_p=0.1)]
+    alone = [calls.complete(prompt, 40, samplings[i % 4]) for i, prompt in enumerate(prompts)]
+    stop = threading.Event()
+
+    def noise(seed: int) -> None:
+        local = random.Random(seed)
+        while not stop.is_set():
+            context = prompts[local.randrange(10)][: local.randint(1, 150)] + [local.randrange(TINY.vocab_size)]
+            sampling = samplings[local.randrange(4)]
+            if local.random() < 0.5:
+                task = verify_task(
+                    context, [local.randrange(TINY.vocab_size) for _ in range(local.randint(0, 90))], sampling
+                )
+            else:
+                task = draft_task(context, local.randint(1, 100), sampling)
+            waiter = Waiter()
+            calls.engine.submit(task, waiter)
+            if local.random() < 0.4:
+                gone = threading.Event()
+                calls.engine.cancel(task, gone.set)
+                gone.wait(60)
+            else:
+                waiter.wait()
+
+    answers: dict[int, list[tuple[int, float]]] = {}
+
+    def ask(index: int) -> None:
+        windows = (1 + index % 5, 3, 12)
+        answers[index] = calls.complete(prompts[index % 10], 40, samplings[index % 10 % 4], windows)
+
+    crowd = [threading.Thread(target=noise, args=(seed,)) for seed in range(4)]
+    askers = [threading.Thread(target=ask, args=(index,)) for index in range(20)]
+    for thread in crowd + askers:
+        thread.start()
+    for thread in askers:
+        thread.join()
+    stop.set()
+    for thread in crowd:
+        thread.join()
+    assert answers == {index: alone[index % 10] for index in range(20)}
+    assert calls.engine._cache.leased_calls == 0
+    calls.engine._cache.check_integrity()
+
+
+def test_logprobs_of_a_verified_answer_are_a_distribution(calls: Calls) -> None:
+    task = calls.verify(PROMPT, [], GREEDY, top=20)
+    top = task.produced[0].top
+    assert top[0].id == task.produced[0].id and top[0].score == task.produced[0].logprob
+    assert [score.score for score in top] == sorted((score.score for score in top), reverse=True)
+
+
+def test_stop_tokens_and_the_context_limit_end_a_sequence(calls: Calls) -> None:
+    answer = plain(calls, PROMPT, 12, GREEDY)
+    ids = [token for token, _ in answer]
+    stop = frozenset({ids[5]})
+    first = ids.index(ids[5])
+    verified = verify_task(PROMPT, ids[:10], GREEDY, stop=stop)
+    drafted = draft_task(PROMPT, 10, GREEDY, stop=frozenset({331 + 1}))
+    calls.run(verified, drafted)
+    assert verified.finish == "stop" and [token.id for token in verified.produced] == ids[: first + 1]
+    assert drafted.finish is None and len(drafted.produced) == 10
+    limit = calls.engine.info.max_context
+    long = [5] * (limit - 3)
+    verified = verify_task(long, [], GREEDY)
+    drafted = draft_task(long, 50, GREEDY)
+    calls.run(verified, drafted)
+    assert verified.finish is None and len(verified.produced) == 1
+    assert drafted.finish == "length" and len(drafted.produced) == 3
+    end = verify_task([5] * (limit - 1), [], GREEDY)
+    calls.run(end)
+    assert end.finish == "length" and len(end.produced) == 1
+
+
+def test_a_cancelled_call_frees_what_it_holds(calls: Calls) -> None:
+    task = draft_task(PROMPT, 400, GREEDY)
+    waiter = Waiter()
+    calls.engine.submit(task, waiter)
+    assert waiter.first_token.wait(60)
+    gone = threading.Event()
+    calls.engine.cancel(task, gone.set)
+    assert gone.wait(60)
+    assert task.lease is None and len(task.produced) < 400
+    assert calls.engine._cache.leased_calls == 0
+    calls.engine.cancel(task, gone.set)  # Again, and after its end: nothing happens.
+
+
+def test_calls_past_the_bound_are_refused() -> None:
+    with running_engine(CHECKPOINT, kv_bytes=12 * 2 * 2 * 2 * 64 * 12 * 2) as calls:
+        calls.engine._scheduler._max_waiting = 3
+        waiters = [Waiter() for _ in range(12)]
+        for waiter in waiters:
+            calls.engine.submit(draft_task(PROMPT, 300, GREEDY), waiter)
+        refused = 0
+        for waiter in waiters:
+            try:
+                waiter.wait()
+            except QueueFullError:
+                refused += 1
+        assert 0 < refused < 12
+        calls.engine._cache.check_integrity()
