@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from backend.protocol import Sampling
+from policies.policy import Mode, RequestFacts
 
 Finish: TypeAlias = Literal["stop", "length"]
 
@@ -34,6 +35,54 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat, as the model's template sees it."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a client asks for, valid in itself but not yet matched with a model, a policy or free capacity.
+
+    `sampling` holds no seed yet: the policy decides it from `facts`. `max_tokens` None means as many as fit.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    facts: RequestFacts
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    choices: int
+    top_logprobs: int
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An order made concrete: all that its answer depends on, and the window schedule, on which it does not depend."""
+
+    model: str
+    mode: Mode
+    fingerprint: str
+    jobs: tuple[Job, ...]
+    stops: tuple[str, ...]
+    windows: tuple[int, ...]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the first choice, which is the request's."""
+        return self.jobs[0].sampling.seed
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.jobs[0].prompt)
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
     """A token id beside a logprob."""
 
@@ -48,13 +97,6 @@ class Token:
     id: int
     logprob: float
     top: tuple[Scored, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Tokens that will never change again, at least one."""
-
-    tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +118,18 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Commit:
+    """Tokens that will never change again, at least one, and the counts so far."""
+
+    tokens: tuple[Token, ...]
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The end of a completion's tokens: an end-of-sequence token ("stop") or no room for another ("length")."""
 
     finish: Finish
-    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +162,10 @@ ChoiceEvent: TypeAlias = ChoiceDeltas | ChoiceFinished
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of the index-th of n choices. The first keeps the request's seed, so that it equals the answer to n=1."""
+    """The seed of the index-th of n choices.
+
+    The first keeps the request's seed, so that it equals the answer to n=1.
+    """
     if index == 0:
         return seed
     digest = hashlib.sha256(f"verbatim choice {seed} {index}".encode()).digest()

@@ -6,12 +6,12 @@ Theory of operation. The loop hands out one command at a time and is told the ou
     on_verdict(verdict) ──▶ Commit, then one of
                               Draft(context, count)     propose the next window
                               Verify(context, ())       no window fits: one more token by verification alone
-                              Done(finish, counts)
+                              Finished(finish)
     on_draft(ids) ────────▶ Verify(context, draft)
 
-Only `on_verdict` adds to the committed tokens, and it adds only what the verifier returned; a draft goes nowhere but into
-a verify command, after it has been cut to what can be of use (`_usable`). So no draft, whatever it holds, changes what is
-committed. Each verdict adds at least one token and none beyond `max_tokens`, so the loop ends.
+Only `on_verdict` adds to the committed tokens, and it adds only what the verifier returned; a draft goes nowhere but
+into a verify command, after it has been cut to what can be of use (`_usable`). So no draft, whatever it holds, changes
+what is committed. Each verdict adds at least one token and none beyond `max_tokens`, so the loop ends.
 
 A verdict that breaks the window protocol raises `ProtocolViolation` and leaves the loop as it was: the same command may
 be performed again elsewhere. Calls out of turn are our own bugs and fail an assertion.
@@ -82,7 +82,9 @@ class Loop:
         self._pending: Command | None = None
 
     def __repr__(self) -> str:
-        return f"<Loop committed={len(self._committed)}/{self._job.max_tokens} {self._counts} pending={self._pending!r}>"
+        return (
+            f"<Loop committed={len(self._committed)}/{self._job.max_tokens} {self._counts} pending={self._pending!r}>"
+        )
 
     def start(self) -> Verify:
         """The first command."""
@@ -105,14 +107,14 @@ class Loop:
         rejected = len(draft) - verdict.agreed
         self._counts += Counts(windows=1, rollbacks=int(rejected > 0), rolled_back=rejected)
         self._pending = self._after(verdict.finish)
-        return Commit(verdict.tokens), self._pending
+        return Commit(verdict.tokens, self._counts), self._pending
 
     def _after(self, finish: Finish | None) -> Command:
         if finish is not None:
-            return Finished(finish, self._counts)
+            return Finished(finish)
         room = self._job.max_tokens - len(self._committed)
         if room == 0:
-            return Finished("length", self._counts)
+            return Finished("length")
         # The verifier adds a token of its own, so one less is worth drafting. The prompt's own pass took no window.
         count = min(self._windows[min(self._counts.windows, len(self._windows)) - 1], room - 1)
         if count == 0:

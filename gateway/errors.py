@@ -10,7 +10,7 @@
     │   └── ModelNotFound     404  code model_not_found
     ├── Overloaded            429  admission is full; with Retry-After
     ├── Draining              503  the gateway is shutting down; with Retry-After
-    ├── NoVerifier            503  verified was asked for and no backend can verify
+    ├── RoleRefused           503  the backend does not play the role the request needs
     └── BackendError               the backend is at fault
         ├── BackendUnavailable 503 it cannot be reached, or says it is not ready
         ├── BackendTimeout    504  it took too long
@@ -18,8 +18,8 @@
         │   └── ProtocolViolation  it answered, and the answer breaks the window protocol
         └── BackendRefused  4xx    it refused the call; its status and Retry-After pass through
 
-`ClientLeft` is no error: it tells the HTTP edge that nobody is listening any more. Each boundary translates once and keeps the cause
-(`raise ... from`): the backend client for httpx and the wire, the routes for policies.
+`ClientLeft` is no error: it tells the HTTP edge that nobody is listening any more. Each boundary translates once and
+keeps the cause (`raise ... from`): the backend client for httpx and the wire, the service for policies.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ class Draining(GatewayError):
     code = "shutting_down"
 
 
-class NoVerifier(GatewayError):
-    """A verified answer was asked for and the backend does not verify. Never answered with something weaker."""
+class RoleRefused(GatewayError):
+    """The backend does not verify, or does not draft. Never answered with something weaker."""
 
     status = 503
-    code = "no_verifier"
+    code = "role_refused"
 
 
 class BackendError(GatewayError):
@@ -149,7 +149,9 @@ class BackendRefused(BackendError):
 
     code = "backend_refused"
 
-    def __init__(self, message: str, status: int, *, param: str | None = None, retry_after_s: str | None = None) -> None:
+    def __init__(
+        self, message: str, status: int, *, param: str | None = None, retry_after_s: str | None = None
+    ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.status = status
         self.type = "rate_limit_error" if status == 429 else "invalid_request_error"

@@ -50,7 +50,7 @@ def load_text(files: TokenizerFiles, now: Callable[[], datetime]) -> ModelText:
     """Build from the backend's files; raises `StartError` where they cannot be used."""
     try:
         tokenizer = Tokenizer.from_str(files.tokenizer_json)
-    except Exception as error:  # noqa: BLE001  # the tokenizers library raises bare Exception
+    except Exception as error:  # the tokenizers library raises bare Exception
         raise StartError(f"the backend's tokenizer cannot be read: {error}") from error
     template = None if files.chat_template is None else ChatTemplate(files.chat_template, files.special_tokens, now)
     return ModelText(template, tokenizer, read_token_bytes(files.tokenizer_json), tuple(files.eos_ids))

@@ -1,7 +1,7 @@
 """The bytes each token id stands for, read once out of a tokenizer's own description.
 
-Bytes, not text, because a token may end in the middle of a UTF-8 character. Knows the two families of decoders in use by
-the models served: byte-level BPE (GPT-2's printable alphabet) and SentencePiece pieces with byte fallback. Any other
+Bytes, not text, because a token may end in the middle of a UTF-8 character. Knows the two families of decoders in use
+by the models served: byte-level BPE (GPT-2's printable alphabet) and SentencePiece pieces with byte fallback. Any other
 decoder is refused at start: guessing would corrupt text in silence.
 
 In doubt: SentencePiece decoders strip one leading space of the whole text. `strips_leading_space` says so; for a chat
@@ -69,7 +69,7 @@ def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's bijection from printable characters to bytes: printable ones stand for themselves, the rest from U+0100."""
+    """GPT-2's bijection from characters to bytes: printable ones are themselves, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

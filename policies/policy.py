@@ -55,7 +55,10 @@ class RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one request gets. `windows` are draft lengths in order; the last one repeats. They never change the result."""
+    """What one request gets.
+
+    `windows` are draft lengths in order; the last one repeats. They never change the result.
+    """
 
     mode: Mode
     seed: int

@@ -1,0 +1,122 @@
+"""The answer to a chat request, as an ASGI response that does the work while it is being sent.
+
+Owns ids, times and headers of answers. All of a request's work, from admission to the last byte, happens in one task
+inside one context, raced against the client's leaving; so there is no moment at which a place is held or a backend call
+runs and nobody is responsible for ending it.
+
+Errors before the first byte are raised: the application's handlers make them a JSON response, also where a stream was
+asked for. After it, a stream says so in an event and ends without `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway import sse
+from gateway.completion_id import PREFIX, completion_id
+from gateway.disconnect import unless_client_leaves
+from gateway.domain import Completion, Counts
+from gateway.errors import ClientLeft, GatewayError, envelope
+from gateway.openai_api.request import ChatRequest
+from gateway.openai_api.response import Chunks, Envelope, Whole
+from gateway.service import Run, Service
+from policies.policy import HEADER, Mode
+
+
+class ChatAnswer(Response):
+    """Runs a chat request and sends what comes of it."""
+
+    def __init__(self, service: Service, chat: ChatRequest) -> None:
+        super().__init__()
+        self._service = service
+        self._chat = chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_client_leaves(receive, self._run(scope, receive, send))
+        except ClientLeft:
+            return
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._service.open(self._chat.order) as run:
+            if self._chat.stream:
+                await self._stream(run, send)
+                return
+            response = await self._whole(run)
+        await response(scope, receive, send)
+
+    async def _whole(self, run: Run) -> Response:
+        completion = run.completion
+        whole = Whole(self._envelope(completion), len(completion.jobs), self._token_name())
+        async for event in run.events:
+            whole.add(event)
+        body = msgspec.json.encode(whole.body(completion.prompt_tokens))
+        headers = _headers(completion) | _count_headers(completion, whole.counts)
+        return Response(body, media_type="application/json", headers=headers)
+
+    async def _stream(self, run: Run, send: Send) -> None:
+        completion = run.completion
+        chunks = Chunks(self._envelope(completion), len(completion.jobs), self._token_name(), self._chat.include_usage)
+        # Nothing is sent before the first event: until then an error can still be a status.
+        pending = chunks.add(await anext(run.events))
+        headers = _headers(completion) | {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        start = Response(None, media_type=sse.MEDIA_TYPE, headers=headers)
+        del start.headers["content-length"]
+        await send({"type": "http.response.start", "status": 200, "headers": start.raw_headers})
+        try:
+            await _send_events(send, pending)
+            async for event in run.events:
+                await _send_events(send, chunks.add(event))
+            await _send_events(send, chunks.end(completion.prompt_tokens))
+            await _send(send, _count_comment(completion, chunks.counts) + sse.DONE, more=False)
+        except GatewayError as error:
+            await _send(send, sse.event(error.envelope()), more=False)
+        except Exception:
+            await _send(send, sse.event(envelope("internal error", "server_error")), more=False)
+            raise
+
+    def _envelope(self, completion: Completion) -> Envelope:
+        if completion.mode is Mode.VERIFIED:
+            id_ = completion_id(completion, self._chat.logprobs)
+        else:
+            id_ = PREFIX + uuid.uuid4().hex
+        return Envelope(id_, int(time.time()), completion.model, completion.fingerprint)
+
+    def _token_name(self) -> Callable[[int], bytes] | None:
+        return self._service.token_name if self._chat.logprobs else None
+
+
+async def _send_events(send: Send, events: list[dict[str, object]]) -> None:
+    if events:
+        await _send(send, b"".join(map(sse.event, events)), more=True)
+
+
+async def _send(send: Send, body: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _headers(completion: Completion) -> dict[str, str]:
+    return {
+        HEADER: completion.mode,
+        "X-Verbatim-Seed": str(completion.seed),
+        "X-Verbatim-Fingerprint": completion.fingerprint,
+    }
+
+
+def _count_headers(completion: Completion, counts: Counts) -> dict[str, str]:
+    if completion.mode is Mode.OFF:
+        return {}
+    return {"X-Verbatim-Windows": str(counts.windows), "X-Verbatim-Rollbacks": str(counts.rollbacks)}
+
+
+def _count_comment(completion: Completion, counts: Counts) -> bytes:
+    """What the headers of a whole answer say, where it is known only at the end."""
+    if completion.mode is Mode.OFF:
+        return b""
+    return sse.comment(f"verbatim windows={counts.windows} rollbacks={counts.rollbacks}")

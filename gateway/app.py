@@ -1,0 +1,185 @@
+"""Builds the gateway out of its parts and serves it.
+
+Owns the wiring, the error envelopes, request ids and the order of start and stop. The gateway does not listen before
+its backend is ready: a port that accepts is a gateway that answers.
+
+Stopping: the first SIGTERM or SIGINT stops admission (requests get 503) while those in flight run on, for at most the
+drain timeout. A second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from backend.protocol import PROTOCOL_VERSION, Health
+from gateway.admission import Admission
+from gateway.backend_client import BackendClient, open_http
+from gateway.errors import BackendUnavailable, ClientLeft, GatewayError, StartError, envelope
+from gateway.routes import build_router
+from gateway.service import Service
+from gateway.settings import Settings
+from gateway.text import load_text
+from policies.policy import DEFAULT_POLICY
+
+REQUEST_ID = "x-request-id"
+READY_POLL_S = 0.2
+
+
+def build_app(service: Service, backend: BackendClient, max_body_bytes: int) -> ASGIApp:
+    """The application over parts that are ready."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.include_router(build_router(service, backend, max_body_bytes, int(time.time())))
+    app.add_exception_handler(GatewayError, _gateway_error)
+    app.add_exception_handler(ClientLeft, _client_left)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _internal_error)
+    return RequestIds(app)
+
+
+async def connect(backend: BackendClient, settings: Settings) -> Service:
+    """Wait for the backend and learn what it serves; raises `StartError`."""
+    await _wait_ready(backend, settings.start_timeout_s)
+    info = await backend.info()
+    if info.protocol != PROTOCOL_VERSION:
+        raise StartError(f"the backend speaks window protocol {info.protocol}, this gateway {PROTOCOL_VERSION}")
+    text = load_text(await backend.tokenizer(), datetime.now)
+    return Service(backend, info, text, DEFAULT_POLICY, Admission(settings.max_concurrent))
+
+
+async def serve(settings: Settings, listener: socket.socket, announce: Callable[[str], None]) -> None:
+    """Run the gateway on a bound socket until it is told to stop; `announce` gets the base URL once it answers."""
+    http = open_http(
+        settings.backend,
+        connections=settings.max_concurrent,
+        connect_timeout_s=settings.connect_timeout_s,
+        first_byte_timeout_s=settings.first_byte_timeout_s,
+    )
+    async with http:
+        backend = BackendClient(http, settings.call_timeout_s)
+        service = await connect(backend, settings)
+        app = build_app(service, backend, settings.max_body_bytes)
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+        host, port = listener.getsockname()[:2]
+        announce(f"http://{host}:{port}/v1")
+        await DrainingServer(config, service.admission, settings.drain_timeout_s).serve([listener])
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that finishes what it has before it closes its door."""
+
+    def __init__(self, config: uvicorn.Config, admission: Admission, drain_timeout_s: float) -> None:
+        super().__init__(config)
+        self._admission = admission
+        self._drain_timeout_s = drain_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._drain: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by uvicorn in its signal handler."""
+        self._loop.call_soon_threadsafe(self.stop)
+
+    def stop(self) -> None:
+        """Drain, then stop; called again, stop at once."""
+        if self._drain is None:
+            self._admission.drain()
+            self._drain = self._loop.create_task(self._drain_then_exit())
+        else:
+            self.should_exit = True
+            self.force_exit = True
+
+    async def _drain_then_exit(self) -> None:
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                await self._admission.wait_idle()
+        except TimeoutError:
+            pass
+        self.should_exit = True
+
+
+class RequestIds:
+    """Gives each response the id of its request: the client's own where it sent a sane one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _sane(dict(scope["headers"]).get(REQUEST_ID.encode(), b"")) or uuid.uuid4().hex
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _sane(raw: bytes) -> str | None:
+    text = raw.decode("latin-1")
+    return text if 0 < len(text) <= 128 and text.isascii() and text.isprintable() else None
+
+
+async def _wait_ready(backend: BackendClient, timeout_s: float) -> None:
+    said = "nothing"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    health = await backend.health()
+                except BackendUnavailable as error:
+                    said = error.message
+                else:
+                    if health.status == "ready":
+                        return
+                    said = _describe(health)
+                    if health.status == "failed":
+                        raise StartError(f"{backend!r} failed to start: {said}")
+                await asyncio.sleep(READY_POLL_S)
+    except TimeoutError as error:
+        raise StartError(f"{backend!r} is not ready after {timeout_s:g} s: {said}") from error
+
+
+def _describe(health: Health) -> str:
+    return f"{health.status} ({health.detail})" if health.detail else health.status
+
+
+async def _gateway_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, GatewayError)
+    headers = {} if error.retry_after_s is None else {"retry-after": error.retry_after_s}
+    return JSONResponse(error.envelope(), error.status, headers)
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = {404: f"no such path: {request.method} {request.url.path}", 405: f"{request.method} is not allowed here"}
+    body = envelope(said.get(error.status_code, error.detail), "invalid_request_error")
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    return JSONResponse(envelope("internal error", "server_error"), 500)

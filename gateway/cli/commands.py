@@ -1,0 +1,136 @@
+"""The commands and their flags. What they do lives elsewhere: serving in app.py, supervising in up.py.
+
+A flag that is not given is not passed on: each default has one owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from gateway.app import serve
+from gateway.cli.up import run_up
+from gateway.errors import ConfigError, StartError
+from gateway.settings import Settings, read_settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
+
+GATEWAY_FLAGS = [
+    click.option("--host", help="Address to listen on.  [default: 127.0.0.1]"),
+    click.option("--port", type=int, help="Port to listen on.  [default: 8042]"),
+    click.option("--max-concurrent", type=int, help="Choices generated at a time; beyond it requests get 429."),
+    click.option("--max-body-bytes", type=int, help="Largest request body."),
+    click.option("--connect-timeout-s", type=float, help="For connecting to the backend."),
+    click.option("--first-byte-timeout-s", type=float, help="For the backend to begin its answer."),
+    click.option("--call-timeout-s", type=float, help="For one call to the backend in all."),
+    click.option("--start-timeout-s", type=float, help="For the backend to become ready."),
+    click.option("--drain-timeout-s", type=float, help="For requests in flight after SIGTERM."),
+]
+ENGINE_FLAGS = [
+    click.option("--model", help="GGUF file or Hugging Face folder.  [default: the packaged SmolLM2]"),
+    click.option("--dtype", type=click.Choice(["float32", "bfloat16"])),
+    click.option("--threads", type=int, help="Threads of the engine."),
+    click.option("--kv-bytes", type=int, help="Memory for the key-value cache."),
+    click.option("--verify-groups", type=int, help="Requests in one verification pass."),
+    click.option("--verify-window", type=int, help="Rows of each request in one verification pass."),
+]
+
+
+def _flags(options: list[Option]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@click.group()
+@click.version_option(package_name="verbatim", prog_name="verbatim")
+def main() -> None:
+    """An OpenAI-compatible gateway that makes LLM inference reproducible, bit for bit."""
+
+
+@main.command()
+@_flags(GATEWAY_FLAGS)
+@_flags(ENGINE_FLAGS)
+def up(**flags: Any) -> None:
+    """Start an engine and a gateway on this machine, and stop both with Ctrl-C."""
+    engine_flags = {name: flags.pop(name) for name in _names(ENGINE_FLAGS)}
+    # The backend's address is ours to choose; the settings are read here too so that a mistake shows before any start.
+    settings = _settings({**flags, "backend": f"http://127.0.0.1:{_free_port()}"})
+    _bind(settings).close()
+    code = asyncio.run(run_up(settings, _argv(engine_flags), _argv(flags)))
+    sys.exit(code)
+
+
+@main.command()
+@click.option("--backend", help="Base URL of the backend, such as http://127.0.0.1:9000.")
+@_flags(GATEWAY_FLAGS)
+def gateway(**flags: Any) -> None:
+    """Serve the OpenAI API in front of a backend that is already running."""
+    settings = _settings(flags)
+    listener = _bind(settings)
+    try:
+        asyncio.run(serve(settings, listener, lambda base_url: click.echo(f"Serving on {base_url}")))
+    except StartError as error:
+        raise click.ClickException(error.message) from error
+
+
+@main.group()
+def backend() -> None:
+    """Start one kind of backend alone."""
+
+
+@backend.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def engine(arguments: tuple[str, ...]) -> None:
+    """The embedded engine; all flags are its own."""
+    os.execv(sys.executable, [sys.executable, "-m", "backend.server", *arguments])
+
+
+def _names(options: list[Option]) -> list[str]:
+    probe = click.Command(None)
+    for option in options:
+        option(probe)
+    return [name for parameter in probe.params if (name := parameter.name) is not None]
+
+
+def _argv(flags: dict[str, Any]) -> list[str]:
+    given = {name: value for name, value in flags.items() if value is not None}
+    return [part for name, value in given.items() for part in ("--" + name.replace("_", "-"), str(value))]
+
+
+def _settings(flags: dict[str, Any]) -> Settings:
+    try:
+        return read_settings(flags, os.environ)
+    except ConfigError as error:
+        raise click.UsageError(error.message) from error
+
+
+def _bind(settings: Settings) -> socket.socket:
+    """The listening address, taken before anything slow happens; a socket that is bound does not accept yet."""
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise click.ClickException(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. Choose another with --port."
+        ) from error
+    return listener
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,124 @@
+"""`verbatim up`: an engine and a gateway as two processes, watched as one.
+
+Owns the order of start and stop and what is shown meanwhile. Whatever ends first (a signal, a child) ends all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from gateway.backend_client import BackendClient, open_http
+from gateway.cli.children import Child, Children
+from gateway.errors import BackendError
+from gateway.settings import Settings
+
+POLL_S = 0.2
+ENGINE_GRACE_S = 10.0
+GATEWAY_GRACE_MARGIN_S = 5.0
+"""On top of the gateway's own drain timeout, before it is killed."""
+
+
+async def run_up(settings: Settings, engine_argv: list[str], gateway_argv: list[str]) -> int:
+    """Run both until a signal comes or one of them ends; returns the exit status."""
+    console = Console(stderr=True)
+    async with Children() as children:
+        signals = _Signals(on_second=children.kill)
+        python = [sys.executable, "-m"]
+        address = httpx.URL(settings.backend)
+        engine = await children.start(
+            "engine",
+            [*python, "backend.server", "--host", address.host, "--port", str(address.port), *engine_argv],
+            grace_s=ENGINE_GRACE_S,
+            quiet=True,
+        )
+        gateway = await children.start(
+            "gateway",
+            [*python, "gateway.cli", "gateway", "--backend", settings.backend, *gateway_argv],
+            grace_s=settings.drain_timeout_s + GATEWAY_GRACE_MARGIN_S,
+            quiet=True,
+        )
+        until_ready = asyncio.create_task(_until_ready(settings, console))
+        ends = {asyncio.create_task(child.wait()): child for child in (engine, gateway)}
+        stopped = asyncio.create_task(signals.first.wait())
+        try:
+            await asyncio.wait((until_ready, stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
+            if until_ready.done():
+                console.print(until_ready.result(), soft_wrap=True, highlight=False, markup=False)
+                await asyncio.wait((stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (until_ready, stopped):
+                task.cancel()
+            await asyncio.gather(until_ready, stopped, return_exceptions=True)
+        code = _report(console, ends)
+    await asyncio.gather(*ends)
+    return code
+
+
+class _Signals:
+    """The first SIGINT or SIGTERM stops in order, the next one at once."""
+
+    def __init__(self, on_second: Callable[[], None]) -> None:
+        self.first = asyncio.Event()
+        self._on_second = on_second
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._came)
+
+    def _came(self) -> None:
+        if self.first.is_set():
+            self._on_second()
+        self.first.set()
+
+
+async def _until_ready(settings: Settings, console: Console) -> str:
+    """Show the engine's progress until the gateway answers; returns what to tell the user then."""
+    base_url = f"http://{settings.host}:{settings.port}"
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    http = open_http(settings.backend, connections=1, connect_timeout_s=1.0, first_byte_timeout_s=5.0)
+    async with http, httpx.AsyncClient(base_url=base_url, trust_env=False) as client:
+        engine = BackendClient(http, call_timeout_s=5.0)
+        with Progress(*columns, console=console) as progress:
+            loading = progress.add_task("Loading the model", total=1.0)
+            while (model := await _model(client)) is None:
+                await _show(engine, progress, loading)
+                await asyncio.sleep(POLL_S)
+            progress.update(loading, completed=1.0)
+    body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "is_deterministic": True}
+    curl = ["curl", f"{base_url}/v1/chat/completions", "-H", "content-type: application/json", "-d", json.dumps(body)]
+    return f"Verbatim is ready: {base_url}/v1\nTry it:\n  {shlex.join(curl)}\nStop with Ctrl-C."
+
+
+async def _model(client: httpx.AsyncClient) -> str | None:
+    """The model the gateway serves, once it does."""
+    try:
+        response = await client.get("/v1/models")
+    except httpx.TransportError:
+        return None
+    model: str = response.json()["data"][0]["id"]
+    return model
+
+
+async def _show(engine: BackendClient, progress: Progress, task: TaskID) -> None:
+    """Move the bar. An engine that fails ends by itself, which the caller sees."""
+    try:
+        health = await engine.health()
+    except BackendError:
+        return
+    progress.update(task, completed=health.loaded, description=health.detail or "Loading the model")
+
+
+def _report(console: Console, ends: dict[asyncio.Task[int], Child]) -> int:
+    """Say which child ended unasked; returns the exit status."""
+    for end, child in ends.items():
+        if end.done():
+            console.print(f"The {child.name} stopped by itself, with status {end.result()}.", style="red")
+            return 1
+    return 0

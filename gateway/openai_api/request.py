@@ -1,0 +1,236 @@
+"""Parses and checks `POST /v1/chat/completions`.
+
+Owns the list of fields: understood, accepted because they cannot change the answer, accepted only at the value that
+means nothing, and refused. What is not listed is refused by name: a field silently dropped is an answer silently
+changed. Knows nothing of models, policies or capacity.
+
+Where OpenAI leaves room: null means absent. Text parts of one message are joined by newlines, as vLLM does. `developer`
+is `system` to the model's template. `ignore_eos`, `top_k` (0 or -1 for no limit) and `min_p` are vLLM's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from backend.protocol import MAX_SEED, MAX_TOP_LOGPROBS, MIN_SEED, Sampling
+from gateway.domain import Message, Order
+from gateway.errors import RequestError
+from gateway.settings import MAX_CHOICES
+from policies.policy import RequestFacts
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_TEMPERATURE = 2.0
+
+VIEWS = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+"""Say something about the request, nothing about the answer: accepted and not looked at."""
+
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "service_tier": ("auto", "default"),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+}
+"""Known and not supported: accepted at these values, which change nothing, refused at any other."""
+
+UNSUPPORTED = frozenset({"audio", "prediction", "web_search_options", "moderation"})
+"""Known and not supported at any value."""
+
+Object: TypeAlias = dict[str, object]
+T = TypeVar("T")
+
+
+class _TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[_TextPart], msgspec.Meta(min_length=1)]
+    name: str | None = None
+
+
+class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    messages: list[_Message]
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] = []
+    n: int = 1
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    is_deterministic: bool | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A valid request: the order, and how its answer is to be shown."""
+
+    order: Order
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+
+
+def parse_chat(content: bytes, determinism_header: str | None) -> ChatRequest:
+    """Parse a request body; raises `RequestError` naming the field at fault."""
+    body = _convert(_known_fields(_decode(content)), _Body)
+    _check(body)
+    top_k = 0 if body.top_k == -1 else body.top_k
+    # Adding 0.0 turns -0.0 into 0.0: equal requests must look equal.
+    sampling = Sampling(body.temperature + 0.0, body.top_p, top_k, body.min_p + 0.0)
+    order = Order(
+        model=body.model,
+        messages=tuple(map(_message, body.messages)),
+        sampling=sampling,
+        facts=RequestFacts(body.is_deterministic, determinism_header, body.seed),
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        stops=tuple(_stops(body)),
+        choices=body.n,
+        top_logprobs=body.top_logprobs or 0,
+        ignore_eos=body.ignore_eos,
+    )
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    return ChatRequest(order, body.stream, include_usage, body.logprobs)
+
+
+def _decode(content: bytes) -> Object:
+    try:
+        body = msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", param=_nonfinite_field(content)) from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply") from error
+    if not isinstance(body, dict):
+        raise RequestError("the body must be a JSON object")
+    return body
+
+
+def _nonfinite_field(content: bytes) -> str | None:
+    """The field that holds NaN or an infinity. These are no JSON, but Python's json module writes and reads them."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, dict):
+        return None
+    return next((k for k, v in body.items() if isinstance(v, float) and not math.isfinite(v)), None)
+
+
+def _known_fields(body: Object) -> Object:
+    """The fields that say something about the answer, without those that are null."""
+    kept: Object = {}
+    for name, value in body.items():
+        if value is None or name in VIEWS:
+            continue
+        if name in NEUTRAL:
+            # `==` takes True for 1; a penalty of true is no neutral value.
+            if not any(
+                value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL[name]
+            ):
+                raise RequestError(f"{name} is not supported", param=name)
+        elif name in UNSUPPORTED:
+            raise RequestError(f"{name} is not supported", param=name)
+        else:
+            kept[name] = _without_nulls(value)
+    return kept
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(.*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
+
+
+def _convert(body: Object, type_: type[T]) -> T:
+    try:
+        return msgspec.convert(body, type_)
+    except msgspec.ValidationError as error:
+        match = _PATH.match(str(error))
+        assert match is not None
+        reason, path = match["reason"], match["path"] or ""
+        for pattern, said in ((_MISSING, "is required"), (_UNKNOWN, "is unknown or not supported")):
+            if at := pattern.match(reason):
+                path, reason = f"{path}.{at[1]}" if path else at[1], said
+        raise RequestError(f"{path}: {reason}" if path else reason, param=path or None) from error
+
+
+def _check(body: _Body) -> None:
+    _require(len(body.messages) > 0, "messages", "must hold at least one message")
+    # Written so that NaN fails every comparison.
+    _require(0.0 <= body.temperature <= MAX_TEMPERATURE, "temperature", f"must be between 0 and {MAX_TEMPERATURE:g}")
+    _require(0.0 < body.top_p <= 1.0, "top_p", "must be above 0 and at most 1")
+    _require(body.top_k >= -1, "top_k", "must be -1 or 0 (no limit) or more")
+    _require(0.0 <= body.min_p <= 1.0, "min_p", "must be between 0 and 1")
+    _require(body.seed is None or MIN_SEED <= body.seed <= MAX_SEED, "seed", "must fit in a signed 64-bit integer")
+    _require(1 <= body.n <= MAX_CHOICES, "n", f"must be between 1 and {MAX_CHOICES}")
+    for name, value in (("max_tokens", body.max_tokens), ("max_completion_tokens", body.max_completion_tokens)):
+        _require(value is None or value >= 1, name, "must be at least 1")
+    both = None not in (body.max_tokens, body.max_completion_tokens)
+    _require(
+        not both or body.max_tokens == body.max_completion_tokens, "max_tokens", "contradicts max_completion_tokens"
+    )
+    stops = _stops(body)
+    _require(len(stops) <= MAX_STOPS, "stop", f"must hold at most {MAX_STOPS} strings")
+    _require(all(stops), "stop", "must not hold an empty string")
+    _require(
+        all(len(stop) <= MAX_STOP_CHARS for stop in stops), "stop", f"must hold at most {MAX_STOP_CHARS} characters"
+    )
+    if body.top_logprobs is not None:
+        _require(body.logprobs, "top_logprobs", "needs logprobs to be true")
+        _require(
+            0 <= body.top_logprobs <= MAX_TOP_LOGPROBS, "top_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}"
+        )
+    _require(body.stream or body.stream_options is None, "stream_options", "needs stream to be true")
+
+
+def _require(holds: bool, field: str, rule: str) -> None:
+    if not holds:
+        raise RequestError(f"{field} {rule}", param=field)
+
+
+def _stops(body: _Body) -> list[str]:
+    return [body.stop] if isinstance(body.stop, str) else body.stop
+
+
+def _message(message: _Message) -> Message:
+    content = message.content
+    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+    return Message("system" if message.role == "developer" else message.role, text, message.name)

@@ -1,0 +1,71 @@
+"""The HTTP routes. Each handler reads its input and hands over; nothing is decided here."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
+
+from gateway.answer import ChatAnswer
+from gateway.backend_client import BackendClient
+from gateway.errors import BackendError, BodyTooLarge, ClientLeft, UnsupportedMedia
+from gateway.openai_api.request import parse_chat
+from gateway.openai_api.response import model_card
+from gateway.service import Service
+from policies.policy import HEADER
+
+LINGER = 8
+"""How many times the limit we read on, discarding, so that a client still sending gets to see its 413."""
+
+
+def build_router(service: Service, backend: BackendClient, max_body_bytes: int, started_at: int) -> APIRouter:
+    """The routes over one service."""
+    router = APIRouter()
+    card = model_card(service.info.model, started_at, service.info.max_context)
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        content = await _read_json_body(request, max_body_bytes)
+        return ChatAnswer(service, parse_chat(content, request.headers.get(HEADER)))
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        return JSONResponse({"object": "list", "data": [card]})
+
+    @router.get("/v1/models/{model:path}")
+    async def get_model(model: str) -> Response:
+        service.check_model(model)
+        return JSONResponse(card)
+
+    @router.get("/healthz")
+    async def health() -> Response:
+        if service.admission.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        try:
+            backend_health = await backend.health()
+        except BackendError as error:
+            return JSONResponse({"status": "backend_unavailable", "detail": error.message}, 503)
+        ready = backend_health.status == "ready"
+        return JSONResponse({"status": "ready" if ready else f"backend_{backend_health.status}"}, 200 if ready else 503)
+
+    return router
+
+
+async def _read_json_body(request: Request, limit: int) -> bytes:
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMedia(f"content-type must be application/json, not {media_type}", param="content-type")
+    body = bytearray()
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= limit:
+                body += chunk
+            elif size > LINGER * limit:
+                break
+    except ClientDisconnect as error:
+        raise ClientLeft from error
+    if size > limit:
+        raise BodyTooLarge(f"the body is over the limit of {limit} bytes")
+    return bytes(body)

@@ -1,0 +1,173 @@
+"""From an order to events: admission, the policy's decision, the prompt's tokens, then text from committed tokens.
+
+Owns the order of these steps and the checks that need the model (its name, its context, its roles). Knows neither HTTP
+nor OpenAI's JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from backend.protocol import Info
+from gateway.admission import Admission
+from gateway.domain import (
+    ChoiceDeltas,
+    ChoiceEvent,
+    ChoiceFinished,
+    Commit,
+    Completion,
+    Counts,
+    Finish,
+    Finished,
+    Job,
+    Message,
+    Order,
+    choice_seed,
+)
+from gateway.driver import Progress, WindowBackend, run_fast, run_verified
+from gateway.dvr import Verifier
+from gateway.errors import ContextExceeded, ModelNotFound, RequestError, RoleRefused
+from gateway.merge import merge
+from gateway.text import ModelText
+from policies.policy import Decision, Mode, Policy, PolicyError, resolve
+
+INLINE_CHARS = 16_384
+"""Prompts up to this long are tokenised on the event loop, in under about 10 ms; longer ones in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A completion under way."""
+
+    completion: Completion
+    events: AsyncGenerator[ChoiceEvent]
+
+
+class Service:
+    """One model behind one backend."""
+
+    def __init__(
+        self, backend: WindowBackend, info: Info, text: ModelText, policy: Policy, admission: Admission
+    ) -> None:
+        self._backend = backend
+        self._text = text
+        self._policy = policy
+        self._verifier = Verifier(info.fingerprint, info.vocab_size)
+        self.info = info
+        self.admission = admission
+
+    def __repr__(self) -> str:
+        return f"<Service {self.info.model} {self.info.fingerprint} {self.admission!r}>"
+
+    def check_model(self, model: str) -> None:
+        """Raise `ModelNotFound` unless `model` is the one served."""
+        if model != self.info.model:
+            raise ModelNotFound(
+                f"the model {model!r} does not exist; this gateway serves {self.info.model!r}", param="model"
+            )
+
+    def token_name(self, id_: int) -> bytes:
+        return self._text.token_name(id_)
+
+    @asynccontextmanager
+    async def open(self, order: Order) -> AsyncIterator[Run]:
+        """Hold a place for the order and run it; leaving the context cancels what is under way."""
+        with self.admission.admit(order.choices):
+            completion = await self._plan(order)
+            choices = [self._choice(completion, index) for index in range(len(completion.jobs))]
+            async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:
+                yield Run(completion, events)
+
+    async def _plan(self, order: Order) -> Completion:
+        self.check_model(order.model)
+        decision = self._decide(order)
+        prompt = await self._encode(order.messages)
+        max_tokens = self._room(len(prompt), order.max_tokens)
+        jobs = tuple(
+            Job(
+                prompt=prompt,
+                sampling=msgspec.structs.replace(order.sampling, seed=choice_seed(decision.seed, index)),
+                max_tokens=max_tokens,
+                stop_ids=() if order.ignore_eos else self._text.eos_ids,
+                top_logprobs=order.top_logprobs,
+            )
+            for index in range(order.choices)
+        )
+        return Completion(
+            model=order.model,
+            mode=decision.mode,
+            fingerprint=self.info.fingerprint,
+            jobs=jobs,
+            stops=order.stops,
+            windows=decision.windows,
+        )
+
+    def _decide(self, order: Order) -> Decision:
+        # A backend that only verifies still answers, a token at a time.
+        max_draft = self.info.verify.window - 1 if "draft" in self.info.roles else 0
+        try:
+            decision = resolve(self._policy, order.facts, max_draft)
+        except PolicyError as error:
+            raise RequestError(str(error), param=error.field) from error
+        role = "verify" if decision.mode is Mode.VERIFIED else "draft"
+        if role not in self.info.roles:
+            raise RoleRefused(f"mode {decision.mode} was asked for, and the backend does not {role}")
+        return decision
+
+    async def _encode(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        turns = [
+            {"role": message.role, "content": message.content}
+            | ({} if message.name is None else {"name": message.name})
+            for message in messages
+        ]
+        if sum(len(message.content) for message in messages) <= INLINE_CHARS:
+            return self._text.encode_chat(turns)
+        return await asyncio.to_thread(self._text.encode_chat, turns)
+
+    def _room(self, prompt: int, max_tokens: int | None) -> int:
+        limit = self.info.max_context
+        if prompt >= limit:
+            raise ContextExceeded(
+                f"this model's maximum context length is {limit} tokens, but the messages make {prompt} tokens",
+                param="messages",
+            )
+        if max_tokens is None:
+            return limit - prompt
+        if prompt + max_tokens > limit:
+            raise ContextExceeded(
+                f"this model's maximum context length is {limit} tokens, but {prompt + max_tokens} were asked for"
+                f" ({prompt} in the messages, {max_tokens} in the completion)",
+                param="max_tokens",
+            )
+        return max_tokens
+
+    async def _choice(self, completion: Completion, index: int) -> AsyncGenerator[ChoiceEvent]:
+        text = self._text.output(completion.stops)
+        counts = Counts()
+        finish: Finish = "length"
+        async with aclosing(self._progress(completion, completion.jobs[index])) as progress:
+            async for step in progress:
+                match step:
+                    case Commit():
+                        counts = step.counts
+                        deltas = text.push(step.tokens)
+                        if text.stopped:
+                            finish = "stop"
+                        yield ChoiceDeltas(index, deltas)
+                        if text.stopped:
+                            break
+                    case Finished():
+                        finish = step.finish
+        if last := text.finish():
+            yield ChoiceDeltas(index, last)
+        yield ChoiceFinished(index, finish, text.consumed, counts)
+
+    def _progress(self, completion: Completion, job: Job) -> AsyncGenerator[Progress]:
+        if completion.mode is Mode.VERIFIED:
+            return run_verified(self._backend, job, completion.windows, self._verifier)
+        return run_fast(self._backend, job, self._verifier.vocab_size)
