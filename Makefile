@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # One OpenMP thread: two on two busy cores collapse (docs/decisions/0003).
 export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: install check test bench up demo clean
 

@@ -19,12 +19,13 @@ from backend.engine.fingerprint import fingerprint
 from backend.engine.kv_pool import RESERVED_BLOCKS, KvPool, block_bytes
 from backend.engine.model import Model
 from backend.engine.prefix_cache import PrefixCache
+from backend.engine.probe import PROBE_BLOCKS, InvarianceError, probe
 from backend.engine.runner import Runner
 from backend.engine.scheduler import Pass, QueueFullError, Scheduler
 from backend.engine.tasks import DecodeTask, Scored, Task
 from backend.kernels.attention import BLOCK
 from backend.kernels.ops import CPU_FAST, CPU_FIXED, Ops
-from backend.protocol import Info, VerifyShape
+from backend.protocol import PROTOCOL_VERSION, Info, Role, VerifyShape
 from backend.settings import EngineSettings
 
 _PREFILL_ROWS = 256
@@ -79,6 +80,8 @@ class Engine:
         fixed: Ops = CPU_FIXED,
     ):
         torch.set_num_threads(settings.threads)
+        self.refusal: str | None = None
+        """Why the verify role is refused, where the probe failed."""
         config = checkpoint.config
         dtype: torch.dtype = getattr(torch, settings.dtype)
         shape = VerifyShape(groups=settings.verify_groups, window=settings.verify_window)
@@ -88,6 +91,14 @@ class Engine:
             raise EngineError(f"kv_bytes: {settings.kv_bytes} holds no block of {block_bytes(config, dtype)} bytes")
         self._cache = PrefixCache(blocks, BLOCK, first=RESERVED_BLOCKS)
         self._runner = Runner(model, KvPool(config, dtype, blocks), fast, fixed, shape)
+        roles: list[Role] = ["draft", "verify"]
+        probe_digest = ""
+        try:
+            probe_digest = probe(Runner(model, KvPool(config, dtype, PROBE_BLOCKS), fast, fixed, shape), config, shape)
+        except InvarianceError as error:
+            log.error("the verify role is refused: %s", error)
+            self.refusal = str(error)
+            roles = ["draft"]
         max_context = min(config.max_position, blocks * BLOCK)
         self._scheduler = Scheduler(
             self._cache,
@@ -99,10 +110,10 @@ class Engine:
             max_running=_MAX_RUNNING,
         )
         self.info = Info(
-            protocol=1,
+            protocol=PROTOCOL_VERSION,
             model=config.name,
-            fingerprint=fingerprint(checkpoint.digest, dtype, fixed, shape),
-            roles=["draft", "verify"],
+            fingerprint=fingerprint(checkpoint.digest, dtype, fixed, shape, probe_digest),
+            roles=roles,
             verify=shape,
             max_context=max_context,
             vocab_size=config.vocab_size,

@@ -14,10 +14,11 @@ ARITHMETIC_VERSION = 1
 """Raise it with any change to a kernel, to the model or to sampling that changes bits."""
 
 
-def fingerprint(weights_digest: str, dtype: torch.dtype, fixed: Ops, shape: VerifyShape) -> str:
+def fingerprint(weights_digest: str, dtype: torch.dtype, fixed: Ops, shape: VerifyShape, probe_digest: str) -> str:
     """A short digest; two backends that share it give the same bits.
 
-    The shape of a pass counts only for arithmetic that depends on it, the number of threads never.
+    The shape of a pass counts only for arithmetic that depends on it, the number of threads never. `probe_digest`, of
+    the probe's logits, stands for what has no name of its own, such as the instructions a library chose for this CPU.
     """
     parts = {
         "arithmetic": ARITHMETIC_VERSION,
@@ -27,7 +28,7 @@ def fingerprint(weights_digest: str, dtype: torch.dtype, fixed: Ops, shape: Veri
         "shape": None if fixed.shape_invariant else [shape.groups, shape.window],
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "native_bfloat16": torch.cpu._is_avx512_bf16_supported(),
+        "probe": probe_digest,
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"vb1-{digest[:20]}"

@@ -63,7 +63,7 @@ class Model:
         for index, layer in enumerate(self._layers):
             hidden = ops.rms_norm(x, layer.attention_norm, config.rms_eps)
             qkv = ops.linear(hidden, layer.qkv).view(len(x), -1, config.head_dim)
-            q, k, v = torch.split(qkv, (config.heads, config.kv_heads, config.kv_heads), dim=1)
+            q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], dim=1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q = ops.rms_norm(q, layer.q_norm, config.rms_eps)
                 k = ops.rms_norm(k, layer.k_norm, config.rms_eps)

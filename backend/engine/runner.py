@@ -33,25 +33,29 @@ class Runner:
         if lease.copy is not None:
             self._kv.copy(*lease.copy)
 
-    @torch.inference_mode()
     def run(self, work: Pass) -> list[list[Scored]]:
         """Run one pass; the chosen tokens of each span, in order. Raises FloatingPointError (see `choose`)."""
+        logits = self.forward(work)
+        draws: list[Draw] = []
+        for span in work.spans:
+            # The row at position p chooses the token at position p + 1.
+            end = span.start + span.count + 1
+            draws.extend(Draw(span.task.sampling, position) for position in range(end - span.choices, end))
+        scored = iter(_score(logits, draws, work.spans) if draws else ())
+        return [[next(scored) for _ in range(span.choices)] for span in work.spans]
+
+    @torch.inference_mode()
+    def forward(self, work: Pass) -> torch.Tensor:
+        """Run one pass; float32 logits [sum of the spans' choices, vocab], in order."""
         ops = self._ops[work.lane]
         full_shape = self._shape if work.lane == "fixed" and not ops.shape_invariant else None
         token_ids, layout = _arrange(work.spans, full_shape)
         logit_rows: list[int] = []
-        draws: list[Draw] = []
-        first_row = 0
+        rows = 0
         for span in work.spans:
-            last = first_row + span.count
-            logit_rows.extend(range(last - span.choices, last))
-            # The row at position p chooses the token at position p + 1.
-            end = span.start + span.count + 1
-            draws.extend(Draw(span.task.sampling, position) for position in range(end - span.choices, end))
-            first_row = last
-        logits = self._model.forward(ops, token_ids, layout, self._kv, torch.tensor(logit_rows, dtype=torch.int64))
-        scored = iter(_score(logits, draws, work.spans)) if logit_rows else iter(())
-        return [[next(scored) for _ in range(span.choices)] for span in work.spans]
+            rows += span.count
+            logit_rows.extend(range(rows - span.choices, rows))
+        return self._model.forward(ops, token_ids, layout, self._kv, torch.tensor(logit_rows, dtype=torch.int64))
 
 
 def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[torch.Tensor, Layout]:
@@ -99,6 +103,7 @@ def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[tor
     )
 
 
+@torch.inference_mode()
 def _score(logits: torch.Tensor, draws: Sequence[Draw], spans: Sequence[Span]) -> list[Scored]:
     ids = choose(logits, draws)
     log_probabilities = logprobs(logits)

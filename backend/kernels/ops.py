@@ -16,8 +16,8 @@ from backend.kernels.linear import PackedWeight, linear_fast, linear_fixed
 class Ops:
     """One lane's arithmetic. Each op's shapes and dtypes are those of its docstring.
 
-    `shape_invariant`: a row's bits do not depend on how many rows the pass has, so a pass may leave out the dummies that
-    would fill its fixed shape.
+    `shape_invariant`: a row's bits do not depend on how many rows the pass has, so a pass may leave out the dummies
+    that would fill its fixed shape.
     """
 
     name: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -114,6 +114,8 @@ def create_app(backend: Backend) -> FastAPI:
 
     async def verify(request: Request) -> Response:
         engine = backend.engine
+        if engine.refusal is not None:
+            raise CallError("role_refused", f"this backend does not verify: {engine.refusal}")
         call = await _decode(request, VerifyRequest)
         _check_ids(engine, call.context, "context")
         _check_ids(engine, call.draft, "draft")
@@ -168,7 +170,9 @@ def create_app(backend: Backend) -> FastAPI:
     return app
 
 
-async def _events(task: DecodeTask, first: list[Scored], rest: AsyncIterator[list[Scored]]) -> AsyncIterator[bytes]:
+async def _events(
+    task: DecodeTask, first: Sequence[Scored], rest: AsyncGenerator[Sequence[Scored], None]
+) -> AsyncIterator[bytes]:
     async with aclosing(rest):
         yield _line(first)
         try:
@@ -180,7 +184,7 @@ async def _events(task: DecodeTask, first: list[Scored], rest: AsyncIterator[lis
     yield msgspec.json.encode(StreamEvent(finish=task.finish or "length")) + b"\n"
 
 
-def _line(tokens: list[Scored]) -> bytes:
+def _line(tokens: Sequence[Scored]) -> bytes:
     event = StreamEvent(tokens=[StreamToken(id=t.id, logprob=t.logprob, top=t.top) for t in tokens])
     return msgspec.json.encode(event) + b"\n"
 
@@ -228,7 +232,7 @@ async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _gone(receive: Callable[[], Awaitable[dict[str, object]]]) -> None:
+async def _gone(receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

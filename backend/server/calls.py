@@ -6,7 +6,7 @@ A call that is abandoned, because its client has left or its handler was cancell
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from backend.engine.engine import Engine
 from backend.engine.scheduler import QueueFullError
@@ -34,7 +34,7 @@ class _Mailbox:
         self._loop.call_soon_threadsafe(self.items.put_nowait, item)
 
 
-async def stream(engine: Engine, task: Task) -> AsyncIterator[Sequence[Scored]]:
+async def stream(engine: Engine, task: Task) -> AsyncGenerator[Sequence[Scored], None]:
     """Run a task and yield its tokens as they come (a verify task's are read off it at the end).
 
     Raises CallError where the engine refuses or fails it.

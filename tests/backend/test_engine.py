@@ -93,7 +93,8 @@ def test_company_cancellations_and_evictions_change_nothing(calls: Calls) -> Non
     """Verified answers in random traffic equal those of an idle engine, logprobs bitwise. Memory for 60 blocks only."""
     rng = random.Random(3)
     shared = [rng.randrange(TINY.vocab_size) for _ in range(150)]
-    prompts = [shared[: rng.choice([1, 63, 64, 65, 128, 150])] + [rng.randrange(TINY.vocab_size)] for _ in range(10)]
+    lengths = [rng.choice([1, 63, 64, 65, 128, 150]) for _ in range(10)]
+    prompts = [[*shared[:length], rng.randrange(TINY.vocab_size)] for length in lengths]
     samplings = [GREEDY, SEEDED, Sampling(temperature=1.0, seed=7, top_k=20), Sampling(temperature=1.3, min_p=0.1)]
     alone = [calls.complete(prompt, 40, samplings[i % 4]) for i, prompt in enumerate(prompts)]
     stop = threading.Event()
@@ -101,7 +102,7 @@ def test_company_cancellations_and_evictions_change_nothing(calls: Calls) -> Non
     def noise(seed: int) -> None:
         local = random.Random(seed)
         while not stop.is_set():
-            context = prompts[local.randrange(10)][: local.randint(1, 150)] + [local.randrange(TINY.vocab_size)]
+            context = [*prompts[local.randrange(10)][: local.randint(1, 150)], local.randrange(TINY.vocab_size)]
             sampling = samplings[local.randrange(4)]
             if local.random() < 0.5:
                 task = verify_task(

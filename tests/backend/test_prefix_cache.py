@@ -31,7 +31,7 @@ class CacheMachine(RuleBasedStateMachine):
         held = len({block for lease, _, _ in self.leases for block in lease.blocks})
         lease = self.cache.acquire(tokens, capacity, prefer_fixed)
         if lease is None:
-            # Refused only where the blocks truly do not suffice, one block of slack aside: a match being copied is kept.
+            # Refused only where the blocks do not suffice; one of slack, since a match being copied is kept.
             assert held + -(-capacity // SIZE) + 1 > self.blocks
             return
         assert len(lease.blocks) == -(-capacity // SIZE) and len(set(lease.blocks)) == len(lease.blocks)
@@ -100,7 +100,8 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     touched = cache.acquire([10] * 8, 8, prefer_fixed=False)
     assert touched is not None and touched.cached == 8
     cache.release(touched, [10] * 8, fixed=0)
-    assert (lease := cache.acquire([30] * 8, 8, prefer_fixed=False)) is not None
+    lease = cache.acquire([30] * 8, 8, prefer_fixed=False)
+    assert lease is not None
     cache.release(lease, [], fixed=0)
     kept = cache.acquire([10] * 8, 8, prefer_fixed=False)
     assert kept is not None and kept.cached == 8

@@ -1,0 +1,62 @@
+"""The probe passes on arithmetic that holds, and names the invariant of arithmetic that does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from backend.kernels.attention import Layout, attention_fixed
+from backend.kernels.linear import PackedWeight, linear_fixed
+from backend.kernels.ops import CPU_FIXED, Ops
+from backend.settings import Dtype
+from tests.backend.harness import running_engine, tiny_checkpoint
+
+CHECKPOINT = tiny_checkpoint()
+
+
+def test_the_fixed_lane_passes(dtype: Dtype) -> None:
+    with running_engine(CHECKPOINT, dtype) as calls:
+        assert calls.engine.info.roles == ["draft", "verify"] and calls.engine.refusal is None
+
+
+def _by_rows(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    return linear_fixed(x, weight) * (1 + len(x) % 2 * 1e-6)
+
+
+def _by_place(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    return linear_fixed(x, weight) * (1 + torch.arange(len(x))[:, None] * 1e-7)
+
+
+def _by_padding(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout) -> torch.Tensor:
+    return attention_fixed(q, keys, values, layout) * (1 + layout.tables.shape[0] * 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("broken", "invariant"),
+    [
+        (replace(CPU_FIXED, linear=_by_rows), "offset"),
+        (replace(CPU_FIXED, linear=_by_place), "offset"),
+        (replace(CPU_FIXED, attention=_by_padding), "company"),
+    ],
+)
+def test_broken_arithmetic_is_refused_by_name(broken: Ops, invariant: str) -> None:
+    with running_engine(CHECKPOINT, "float32", fixed=broken) as calls:
+        assert calls.engine.info.roles == ["draft"]
+        assert calls.engine.refusal is not None and invariant in calls.engine.refusal
+
+
+def test_the_fingerprint_names_what_the_bits_depend_on() -> None:
+    def fingerprint(seed: int = 0, dtype: Dtype = "float32", **options: object) -> str:
+        with running_engine(tiny_checkpoint(seed), dtype, **options) as calls:  # type: ignore[arg-type]
+            return calls.engine.info.fingerprint
+
+    base = fingerprint()
+    assert fingerprint() == base
+    assert fingerprint(threads=2) == base
+    assert fingerprint(groups=2, window=9) == base, "the shape does not matter to arithmetic that ignores it"
+    assert fingerprint(seed=1) != base
+    assert fingerprint(dtype="bfloat16") != base
+    shaped = replace(CPU_FIXED, shape_invariant=False)
+    assert fingerprint(fixed=shaped) != fingerprint(fixed=shaped, window=9)
