@@ -1,0 +1,78 @@
+"""A toy backend and a real gateway in front of it, both over TCP in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import uvicorn
+from toy_backend import ToyBackend
+
+from gateway.app import build_app, connect
+from gateway.backend_client import BackendClient, open_http
+from gateway.service import Service
+from gateway.settings import Settings
+
+
+@dataclass
+class Gateway:
+    """A running gateway and a client of it."""
+
+    url: str
+    http: httpx.AsyncClient
+    service: Service
+
+    async def chat(self, **fields: object) -> httpx.Response:
+        body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]} | fields
+        return await self.http.post("/v1/chat/completions", json=body)
+
+
+Launch = Callable[..., AbstractAsyncContextManager[Gateway]]
+
+
+async def no_sleep(delay_s: float) -> None:
+    """Retries need not wait in tests."""
+
+
+@asynccontextmanager
+async def launch_gateway(backend_url: str, **overrides: object) -> AsyncIterator[Gateway]:
+    settings = Settings(backend_url, **overrides)  # type: ignore[arg-type]
+    async with open_http(
+        backend_url,
+        connections=settings.max_concurrent,
+        connect_timeout_s=settings.connect_timeout_s,
+        first_byte_timeout_s=settings.first_byte_timeout_s,
+    ) as backend_http:
+        backend = BackendClient(backend_http, settings.call_timeout_s, no_sleep)
+        service = await connect(backend, settings)
+        config = uvicorn.Config(
+            build_app(service, backend, settings.max_body_bytes), lifespan="off", log_level="critical", access_log=False
+        )
+        server = uvicorn.Server(config)
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        serving = asyncio.create_task(server.serve([listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+            yield Gateway(url, http, service)
+        server.should_exit = True
+        server.force_exit = True
+        await serving
+
+
+@pytest.fixture
+async def toy() -> AsyncIterator[ToyBackend]:
+    async with ToyBackend() as backend:
+        yield backend
+
+
+@pytest.fixture
+async def gateway(toy: ToyBackend) -> AsyncIterator[Gateway]:
+    async with launch_gateway(toy.url) as running:
+        yield running
