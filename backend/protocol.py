@@ -213,9 +213,8 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
 class Health(msgspec.Struct, frozen=True):
     """Liveness and start-up progress; `loaded` is the loaded share of the start-up work, 0 to 1."""
 
-    status: Literal["loading", "ready", "failed"]
+    status: Literal["loading", "ready"]
     loaded: float
-    detail: str = ""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):

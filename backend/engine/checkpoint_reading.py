@@ -83,8 +83,12 @@ class Keys:
         return default
 
 
-def check_shape(keys: Keys, config: ModelConfig, heads_key: str, kv_heads_key: str) -> ModelConfig:
-    """Refuse heads that do not divide evenly, and head sizes that cannot be rotated."""
+def check_shape(
+    keys: Keys, config: ModelConfig, tensors: int, *, layers_key: str, heads_key: str, kv_heads_key: str
+) -> ModelConfig:
+    """Refuse a shape that no model has, or that no model of so many tensors has."""
+    if config.layers > tensors:
+        raise keys.refuse(layers_key, f", but there are only {tensors} tensors")
     if config.heads % config.kv_heads:
         raise keys.refuse(kv_heads_key, f", which does not divide {heads_key} ({config.heads})")
     if config.head_dim % 2:

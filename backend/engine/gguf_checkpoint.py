@@ -115,7 +115,14 @@ def _read_config(path: Path, keys: Keys, tensors: _Tensors) -> ModelConfig:
         rms_eps=keys.number("llama.attention.layer_norm_rms_epsilon"),
         rope_theta=keys.number("llama.rope.freq_base", 10000.0),
     )
-    return check_shape(keys, config, "llama.attention.head_count", "llama.attention.head_count_kv")
+    return check_shape(
+        keys,
+        config,
+        len(tensors),
+        layers_key="llama.block_count",
+        heads_key="llama.attention.head_count",
+        kv_heads_key="llama.attention.head_count_kv",
+    )
 
 
 def _tensor_name(name: str) -> str:

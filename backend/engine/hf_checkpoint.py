@@ -54,9 +54,9 @@ def load_hf(folder: Path, progress: Progress) -> Checkpoint:
     """Read the model in `folder`. Raises CheckpointError for damaged files and for what we do not implement."""
     progress(0.0)
     keys = _read_json(folder / _CONFIG)
-    config = _read_config(folder, keys)
-    tokenizer = _read_tokenizer(folder, keys)
     sources = _find_tensors(folder)
+    config = _read_config(folder, keys, len(sources))
+    tokenizer = _read_tokenizer(folder, keys)
     family = keys.text("model_type")
     shapes = weight_shapes(
         config,
@@ -102,7 +102,7 @@ def _read_json(file: Path, *, optional: bool = False) -> Keys:
     return Keys(str(file), values)
 
 
-def _read_config(folder: Path, keys: Keys) -> ModelConfig:
+def _read_config(folder: Path, keys: Keys, tensors: int) -> ModelConfig:
     family = keys.text("model_type")
     if family not in FAMILIES:
         raise keys.refuse("model_type", f"; this engine loads {', '.join(FAMILIES)}")
@@ -143,7 +143,14 @@ def _read_config(folder: Path, keys: Keys) -> ModelConfig:
         rope_scaling=scaling,
     )
     _refuse_sliding_window(keys, family, config)
-    return check_shape(keys, config, "num_attention_heads", "num_key_value_heads")
+    return check_shape(
+        keys,
+        config,
+        tensors,
+        layers_key="num_hidden_layers",
+        heads_key="num_attention_heads",
+        kv_heads_key="num_key_value_heads",
+    )
 
 
 def _read_rope(keys: Keys) -> tuple[float, RopeScaling | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from backend.engine import open_checkpoint as opening
 from backend.engine.checkpoint import CheckpointError
 from backend.engine.gguf_checkpoint import load_gguf
+from backend.engine.gguf_file import read_gguf
 from tests.backend.tiny_gguf import HEAD_DIM, tiny_weights, write_gguf
 from tests.backend.tiny_models import ignore, same_weights
 
@@ -73,6 +77,7 @@ def test_gguf_keys_that_change_the_tokenizer(tmp_path: Path) -> None:
         ({"llama.attention.head_count_kv": [2, 2]}, "llama.attention.head_count_kv"),
         ({"llama.block_count": ...}, "llama.block_count"),
         ({"llama.block_count": "2"}, "llama.block_count"),
+        ({"llama.block_count": 2**32 - 1}, "llama.block_count"),
         ({"llama.block_count": 3}, "blk.2.attn_norm.weight"),
         ({"llama.block_count": 1}, "blk.1."),
         ({"llama.feed_forward_length": 32}, "blk.0.ffn_gate.weight"),
@@ -129,3 +134,60 @@ def test_a_gguf_file_cut_anywhere_is_named(tmp_path: Path) -> None:
         cut.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"cut\.gguf"):
             load_gguf(cut, ignore)
+
+
+def test_a_damaged_byte_is_refused_or_read_but_nothing_else(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "tiny.gguf").read_bytes()
+    header = len(whole) - sum(weight.nbytes for weight in tiny_weights().values())
+    rng = random.Random(0)
+    damaged, refused = tmp_path / "damaged.gguf", 0
+    for _ in range(400):
+        content = bytearray(whole)
+        content[rng.randrange(header)] = rng.choice((0, 1, 9, 127, 255, rng.randrange(256)))
+        damaged.write_bytes(content)
+        try:
+            load_gguf(damaged, ignore)
+        except CheckpointError as refusal:
+            assert str(damaged) in str(refusal)
+            refused += 1
+    assert refused > 200
+
+
+def test_the_container_is_read_as_the_gguf_library_reads_it(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        "general.alignment": 64,
+        "a.flag": True,
+        "a.negative": [-1, 2],
+        "a.floats": [0.5, 2.0],
+        "a.text": "é🙂",
+        "a.texts": ["", "x"],
+    }
+    for path in (write_gguf(tmp_path / "tiny.gguf", keys), opening._find_smollm2()):
+        metadata, tensors = read_gguf(path)
+        reader = gguf.GGUFReader(path)
+        assert metadata == {
+            key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")
+        }
+        assert list(tensors) == [tensor.name for tensor in reader.tensors]
+        for tensor in reader.tensors:
+            ours = tensors[tensor.name]
+            assert ours.kind == tensor.tensor_type
+            assert ours.shape == tuple(reversed(tensor.shape.tolist()))
+            assert ours.rows.tobytes() == tensor.data.tobytes()
+
+
+def test_a_container_of_another_kind_is_refused(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "tiny.gguf").read_bytes()
+    path = tmp_path / "other.gguf"
+    path.write_bytes(whole[:4] + struct.pack("<I", 1) + whole[8:])
+    with pytest.raises(CheckpointError, match="its version is 1, expected 2 or 3"):
+        load_gguf(path, ignore)
+    path.write_bytes(whole[:4] + struct.pack(">I", 3) + whole[8:])
+    with pytest.raises(CheckpointError, match="its version is 50331648"):
+        load_gguf(path, ignore)
+    doubled = write_gguf(path, {"xyzzy.b": 1, "xyzzy.c": 2}).read_bytes().replace(b"xyzzy.c", b"xyzzy.b")
+    path.write_bytes(doubled)
+    with pytest.raises(CheckpointError, match=r"it has the key xyzzy\.b twice"):
+        load_gguf(path, ignore)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_gguf(tmp_path, ignore)

@@ -156,6 +156,7 @@ def test_older_configs_mean_the_same(folder: Path) -> None:
         ({"hidden_size": 48.5}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
         ({"num_attention_heads": 7, "head_dim": ...}, "num_attention_heads"),
         ({"num_key_value_heads": 4}, "num_key_value_heads"),
         ({"head_dim": 7}, "head size"),

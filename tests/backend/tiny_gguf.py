@@ -94,7 +94,9 @@ def write_gguf(
     } | dict(keys or {})
     writer = gguf.GGUFWriter(path, str(metadata.pop("general.architecture")))
     for key, value in metadata.items():
-        if isinstance(value, bool):
+        if key == "general.alignment":
+            writer.add_custom_alignment(value)
+        elif isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, int):
             writer.add_uint32(key, value)

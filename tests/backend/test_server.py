@@ -1,0 +1,190 @@
+"""The window protocol over real HTTP: what calls return, how bad ones are refused, and what a lost client leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import httpx
+import msgspec
+import pytest
+import torch
+import uvicorn
+
+from backend.kernels.attention import Layout
+from backend.kernels.ops import CPU_FAST, CPU_FIXED, Ops
+from backend.protocol import DraftResponse, ErrorBody, Info, StreamEvent, TokenizerFiles, VerifyResponse
+from backend.server.app import Backend, create_app
+from tests.backend.harness import Calls, running_engine, tiny_checkpoint
+
+PROMPT = [7, 300, 21, 21, 5]
+
+
+def _slow(ops: Ops) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout], torch.Tensor]:
+    def attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout) -> torch.Tensor:
+        time.sleep(0.005)
+        return ops.attention(q, keys, values, layout)
+
+    return attention
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Calls, httpx.Client, Backend]]:
+    # Slowed down, so that a client can leave in the middle of a call.
+    fast, fixed = replace(CPU_FAST, attention=_slow(CPU_FAST)), replace(CPU_FIXED, attention=_slow(CPU_FIXED))
+    with running_engine(tiny_checkpoint(), "bfloat16", fast=fast, fixed=fixed) as calls:
+        backend = Backend()
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(backend), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as client:
+            while not server.started:
+                time.sleep(0.01)
+            loading = client.get("/healthz")
+            assert loading.status_code == 503 and loading.json()["status"] == "loading"
+            early = client.get("/v1/info")
+            assert early.status_code == 503 and early.json()["error"]["type"] == "unavailable"
+            backend.ready(calls.engine, TokenizerFiles("{}", None, [2], {}))
+            yield calls, client, backend
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def client(served: tuple[Calls, httpx.Client, Backend]) -> httpx.Client:
+    return served[1]
+
+
+def test_info_tokenizer_and_health(client: httpx.Client) -> None:
+    info = msgspec.json.decode(client.get("/v1/info").content, type=Info)
+    assert (info.protocol, info.model, info.vocab_size, info.dtype) == (1, "tiny", 331, "bfloat16")
+    assert msgspec.json.decode(client.get("/v1/tokenizer").content, type=TokenizerFiles).eos_ids == [2]
+    assert client.get("/healthz").json() == {"status": "ready", "loaded": 1.0}
+
+
+def test_draft_verify_and_stream_agree_on_a_completion(client: httpx.Client) -> None:
+    sampling = {"temperature": 0.0}
+    call = {"context": PROMPT, "generated": 0, "sampling": sampling}
+    first = msgspec.json.decode(client.post("/v1/verify", json=call | {"draft": []}).content, type=VerifyResponse)
+    assert first.agreed == 0 and len(first.tokens) == 1
+    context = [*PROMPT, first.tokens[0].id]
+    call = {"context": context, "generated": 1, "sampling": sampling}
+    reply = client.post("/v1/draft", json=call | {"count": 6, "top_logits": 3})
+    draft = msgspec.json.decode(reply.content, type=DraftResponse)
+    assert len(draft.tokens) == 6
+    for token in draft.tokens:
+        assert token.top[0].id == token.id
+        assert math.isclose(token.top[0].score - token.top[1].score, token.margin, rel_tol=1e-4, abs_tol=1e-6)
+        assert token.logprob <= 0
+    ids = [token.id for token in draft.tokens]
+    reply = client.post("/v1/verify", json=call | {"draft": [*ids, 0], "top_logprobs": 2})
+    verified = msgspec.json.decode(reply.content, type=VerifyResponse)
+    assert [token.id for token in verified.tokens[: verified.agreed]] == [*ids, 0][: verified.agreed]
+    assert len(verified.tokens) == verified.agreed + 1 and all(len(token.top) == 2 for token in verified.tokens)
+    again = client.post("/v1/verify", json=call | {"draft": [*ids, 0], "top_logprobs": 2})
+    assert again.content == reply.content, "a repeated call gives the same bytes"
+    body = {"context": PROMPT, "max_tokens": 5, "sampling": sampling, "top_logprobs": 2}
+    with client.stream("POST", "/v1/stream", json=body) as response:
+        events = [msgspec.json.decode(line, type=StreamEvent) for line in response.iter_lines()]
+    tokens = [token for event in events for token in event.tokens]
+    assert len(tokens) == 5 and events[-1].finish == "length"
+    assert all(token.top[0].score == token.logprob for token in tokens)
+
+
+DRAFT = {"context": PROMPT, "generated": 0, "count": 3}
+VERIFY = {"context": PROMPT, "generated": 0, "draft": [1]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/draft", {k: v for k, v in DRAFT.items() if k != "count"}, "count"),
+        ("/v1/draft", DRAFT | {"count": 0}, "count"),
+        ("/v1/draft", DRAFT | {"count": "3"}, "count"),
+        ("/v1/draft", DRAFT | {"context": []}, "context"),
+        ("/v1/draft", DRAFT | {"context": [1, -4]}, "context"),
+        ("/v1/draft", DRAFT | {"context": [1, 331]}, "context"),
+        ("/v1/draft", DRAFT | {"context": [1, "a"]}, "context[1]"),
+        ("/v1/draft", DRAFT | {"context": [1] * 512}, "context"),
+        ("/v1/draft", DRAFT | {"generated": 5}, "generated"),
+        ("/v1/draft", DRAFT | {"generated": -1}, "generated"),
+        ("/v1/draft", DRAFT | {"top_logits": 21}, "top_logits"),
+        ("/v1/draft", DRAFT | {"surprise": 1}, "surprise"),
+        ("/v1/draft", DRAFT | {"sampling": {"temperature": -1}}, "sampling.temperature"),
+        ("/v1/draft", DRAFT | {"sampling": {"top_p": 0}}, "sampling.top_p"),
+        ("/v1/draft", DRAFT | {"sampling": {"top_k": -1}}, "sampling.top_k"),
+        ("/v1/draft", DRAFT | {"sampling": {"min_p": 2}}, "sampling.min_p"),
+        ("/v1/draft", DRAFT | {"sampling": {"seed": 2**63}}, "sampling.seed"),
+        ("/v1/draft", DRAFT | {"sampling": {"top_k": 1.5}}, "sampling.top_k"),
+        ("/v1/draft", DRAFT | {"sampling": {"heat": 1}}, "sampling.heat"),
+        ("/v1/verify", VERIFY | {"draft": [331]}, "draft"),
+        ("/v1/verify", VERIFY | {"draft": [-1]}, "draft"),
+        ("/v1/verify", VERIFY | {"draft": [1] * 507}, "draft"),
+        ("/v1/verify", VERIFY | {"draft": None}, "draft"),
+        ("/v1/stream", {"context": PROMPT, "max_tokens": 0}, "max_tokens"),
+        ("/v1/stream", {"context": PROMPT}, "max_tokens"),
+        ("/v1/stream", {"context": [9999], "max_tokens": 1}, "context"),
+    ],
+)
+def test_a_bad_call_is_refused_with_its_field(
+    client: httpx.Client, path: str, body: dict[str, object], field: str
+) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code == 400
+    error = msgspec.json.decode(response.content, type=ErrorBody).error
+    assert (error.type, error.field) == ("invalid_request", field)
+    assert error.message
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[1]", b"null", b'{"context": NaN}', b"[" * 100_000])
+def test_a_body_that_is_no_call_is_refused(client: httpx.Client, body: bytes) -> None:
+    response = client.post("/v1/draft", content=body)
+    assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request"
+
+
+def test_other_errors_have_the_envelope_too(client: httpx.Client) -> None:
+    for response, status in [
+        (client.get("/v1/nothing"), 404),
+        (client.get("/v1/draft"), 405),
+        (client.post("/v1/draft", content=b" " * ((16 << 20) + 1)), 413),
+    ]:
+        assert response.status_code == status
+        assert msgspec.json.decode(response.content, type=ErrorBody).error.message
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/draft", DRAFT | {"count": 400}),
+        ("/v1/verify", {"context": [3] * 500, "generated": 0, "draft": []}),
+        ("/v1/stream", {"context": PROMPT, "max_tokens": 400}),
+    ],
+)
+def test_a_client_that_leaves_takes_its_work_along(
+    served: tuple[Calls, httpx.Client, Backend], path: str, body: dict[str, object], read_first: bool
+) -> None:
+    calls, client, _ = served
+    engine = calls.engine
+    deadline = time.monotonic() + 60
+    payload = json.dumps(body).encode()
+    address = (client.base_url.host, client.base_url.port)
+    with socket.create_connection(address) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n\r\n"
+        connection.sendall(head.encode() + payload)
+        if read_first and path == "/v1/stream":
+            connection.recv(1)
+        else:
+            while engine._cache.leased_calls == 0 and not engine._scheduler._waiting:
+                assert time.monotonic() < deadline, "the call never reached the engine"
+                time.sleep(0.001)
+    while engine._cache.leased_calls or engine._listeners:
+        assert time.monotonic() < deadline, "the call is still in the engine"
+        time.sleep(0.01)
+    engine._cache.check_integrity()
