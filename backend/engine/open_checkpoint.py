@@ -1,7 +1,7 @@
 """Turns what a user calls a model (a file, a folder or a known name) into a loaded checkpoint.
 
-There is no cache of dequantised weights: dequantising a 135M model takes a second or two, and a second copy of the
-weights could go stale.
+There is no cache of dequantised weights: reading and dequantising a 135M model takes about a second, and a second copy
+of the weights could go stale.
 """
 
 from __future__ import annotations
