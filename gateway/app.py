@@ -24,7 +24,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backend.protocol import PROTOCOL_VERSION, Health
+from backend.protocol import PROTOCOL_VERSION
 from gateway.admission import Admission
 from gateway.backend_client import BackendClient, open_http
 from gateway.errors import BackendUnavailable, ClientLeft, GatewayError, StartError, envelope
@@ -141,7 +141,7 @@ def _sane(raw: bytes) -> str | None:
 
 
 async def _wait_ready(backend: BackendClient, timeout_s: float) -> None:
-    said = "nothing"
+    said = "it has not answered"
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -152,16 +152,10 @@ async def _wait_ready(backend: BackendClient, timeout_s: float) -> None:
                 else:
                     if health.status == "ready":
                         return
-                    said = _describe(health)
-                    if health.status == "failed":
-                        raise StartError(f"{backend!r} failed to start: {said}")
+                    said = f"it is {health.status}, {health.loaded:.0%} done"
                 await asyncio.sleep(READY_POLL_S)
     except TimeoutError as error:
         raise StartError(f"{backend!r} is not ready after {timeout_s:g} s: {said}") from error
-
-
-def _describe(health: Health) -> str:
-    return f"{health.status} ({health.detail})" if health.detail else health.status
 
 
 async def _gateway_error(request: Request, error: Exception) -> Response:

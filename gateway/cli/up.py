@@ -112,7 +112,7 @@ async def _show(engine: BackendClient, progress: Progress, task: TaskID) -> None
         health = await engine.health()
     except BackendError:
         return
-    progress.update(task, completed=health.loaded, description=health.detail or "Loading the model")
+    progress.update(task, completed=health.loaded)
 
 
 def _report(console: Console, ends: dict[asyncio.Task[int], Child]) -> int:

@@ -128,7 +128,9 @@ def _decode(content: bytes) -> Object:
     try:
         body = msgspec.json.decode(content)
     except msgspec.DecodeError as error:
-        raise RequestError(f"the body is not valid JSON: {error}", param=_nonfinite_field(content)) from error
+        if (name := _nonfinite_field(content)) is not None:
+            raise RequestError(f"{name} must be a finite number", param=name) from error
+        raise RequestError(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
     if not isinstance(body, dict):

@@ -130,7 +130,9 @@ def test_windows_grow_and_never_reach_past_max_tokens() -> None:
 
 
 def test_a_rejected_draft_is_counted_as_rolled_back() -> None:
-    committed, _, counts = run(Loop(job(6), (4,), VERIFIER), Oracle([3] * 99, 2, 999), lambda c: [3, 4, 4, 4][: c.count])
+    committed, _, counts = run(
+        Loop(job(6), (4,), VERIFIER), Oracle([3] * 99, 2, 999), lambda c: [3, 4, 4, 4][: c.count]
+    )
     assert committed == [3] * 6
     assert counts == Counts(windows=4, rollbacks=2, drafted=4 + 2, rolled_back=3 + 1)
 

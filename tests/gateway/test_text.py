@@ -213,7 +213,10 @@ def render(source: str, **special: str) -> str:
         ("{{ messages[0]['content'] | tojson }}", '"<\N{SNOWMAN}>"'),
         ("{{ strftime_now('%d %b %Y') }}", "02 Jan 2026"),
         ("{{ bos_token }}{% generation %}x{% endgeneration %}", "<s>x"),
-        ("{% for m in messages %}\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n{% break %}{% endfor %}", "user\n"),
+        (
+            "{% for m in messages %}\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n{% break %}{% endfor %}",
+            "user\n",
+        ),
         ("{{ tools is none }}{{ add_generation_prompt }}", "TrueTrue"),
     ],
 )
@@ -221,7 +224,9 @@ def test_template_features(source: str, out: str) -> None:
     assert render(source, bos_token="<s>") == out
 
 
-@pytest.mark.parametrize("source", ["{{ raise_exception('roles must alternate') }}", "{{ messages.append(1) }}", "{{ a.b }}"])
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception('roles must alternate') }}", "{{ messages.append(1) }}", "{{ a.b }}"]
+)
 def test_a_template_that_refuses_blames_the_messages(source: str) -> None:
     with pytest.raises(RequestError) as caught:
         render(source)

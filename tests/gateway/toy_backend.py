@@ -103,7 +103,7 @@ class ToyBackend:
     async def __aenter__(self) -> ToyBackend:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
-        self.url = "http://127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -162,7 +162,15 @@ class ToyBackend:
             case "/v1/info":
                 shape = VerifyShape(4, self.window)
                 info = Info(
-                    PROTOCOL_VERSION, "toy", self.fingerprint, list(self.roles), shape, self.max_context, VOCAB, "f", "cpu"
+                    PROTOCOL_VERSION,
+                    "toy",
+                    self.fingerprint,
+                    list(self.roles),
+                    shape,
+                    self.max_context,
+                    VOCAB,
+                    "f",
+                    "cpu",
                 )
                 return [msgspec.json.encode(info)]
             case "/v1/tokenizer":

@@ -1,0 +1,228 @@
+"""What a request may say, and which field is named when it may not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backend.protocol import MAX_SEED, MIN_SEED, Sampling
+from gateway.domain import Message
+from gateway.errors import RequestError
+from gateway.openai_api.request import NEUTRAL, VIEWS, ChatRequest, parse_chat
+from policies.policy import RequestFacts
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return parse_chat(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode(), None)
+
+
+def refused(content: bytes) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse_chat(content, None)
+    return caught.value
+
+
+def test_defaults_are_openais() -> None:
+    chat = parse()
+    assert (chat.stream, chat.include_usage, chat.logprobs) == (False, False, False)
+    order = chat.order
+    assert order.sampling == Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+    assert (order.max_tokens, order.stops, order.choices, order.top_logprobs) == (None, (), 1, 0)
+    assert order.facts == RequestFacts(None, None, None)
+    assert order.messages == (Message("user", "hi"),)
+    assert not order.ignore_eos
+
+
+def test_everything_said() -> None:
+    chat = parse(
+        stream=True,
+        stream_options={"include_usage": True},
+        max_completion_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        top_k=-1,
+        min_p=0.1,
+        seed=-1,
+        stop=["a", "b"],
+        n=2,
+        logprobs=True,
+        top_logprobs=20,
+        is_deterministic=False,
+        ignore_eos=True,
+        user="u",
+        metadata={"deep": [{"er": None}]},
+        store=True,
+    )
+    assert (chat.stream, chat.include_usage, chat.logprobs) == (True, True, True)
+    order = chat.order
+    assert order.sampling == Sampling(0.0, 0.5, 0, 0.1)
+    assert (order.max_tokens, order.stops, order.choices, order.top_logprobs) == (7, ("a", "b"), 2, 20)
+    assert order.facts == RequestFacts(False, None, -1)
+    assert order.ignore_eos
+
+
+def test_equal_requests_look_equal() -> None:
+    assert parse(temperature=0, top_p=1, min_p=-0.0, top_k=-1) == parse(temperature=-0.0, top_p=1.0, min_p=0, top_k=0)
+    assert str(parse(temperature=-0.0)) == str(parse(temperature=0))
+    assert parse(stop="x") == parse(stop=["x"])
+    assert parse(stop=[], **dict.fromkeys(("seed", "temperature", "n", "logprobs", "tools", "user"))) == parse()
+    assert parse(max_tokens=3) == parse(max_completion_tokens=3) == parse(max_tokens=3, max_completion_tokens=3)
+
+
+def test_messages() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    returned = {"role": "assistant", "content": "yes", "refusal": None, "tool_calls": None, "audio": None}
+    chat = parse(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": parts, "name": "ann"},
+            returned,
+            {"role": "user", "content": ""},
+        ]
+    )
+    assert chat.order.messages == (
+        Message("system", "be brief"),
+        Message("user", "one\ntwo", "ann"),
+        Message("assistant", "yes"),
+        Message("user", ""),
+    )
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": {}}, "messages"),
+    ({"messages": [None]}, "messages[0]"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].role"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"model": None}, "model"),
+    ({"model": 3}, "model"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "10"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_p": [1]}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 0.5}, "top_k"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"seed": MAX_SEED + 1}, "seed"),
+    ({"seed": MIN_SEED - 1}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"seed": "42"}, "seed"),
+    ({"seed": False}, "seed"),
+    ({"stop": ["x"] * 12}, "stop"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": ["a", None]}, "stop[1]"),
+    ({"stop": 3}, "stop"),
+    ({"stop": "x" * 1025}, "stop"),
+    ({"n": 0}, "n"),
+    ({"n": 9}, "n"),
+    ({"n": True}, "n"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"logprobs": "true"}, "logprobs"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"speed": 1}}, "stream_options.speed"),
+    ({"is_deterministic": "true"}, "is_deterministic"),
+    ({"is_deterministic": 1}, "is_deterministic"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"frequency_penalty": 0.1}, "frequency_penalty"),
+    ({"presence_penalty": False}, "presence_penalty"),
+    ({"logit_bias": {"50": 1}}, "logit_bias"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "x"}}, "audio"),
+    ({"prediction": {}}, "prediction"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"temprature": 1}, "temprature"),
+    ({"": 1}, None),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda value: str(value)[:60])
+def test_refused(fields: dict[str, Any], param: str | None) -> None:
+    error = refused(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode())
+    assert error.status == 400
+    assert error.param == param
+    assert param is None or param in error.message
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_unsupported_fields_are_accepted_where_they_change_nothing(name: str) -> None:
+    for value in NEUTRAL[name]:
+        assert parse(**{name: value}) == parse()
+    error = refused(json.dumps({"model": "m", "messages": MESSAGES, name: "other"}).encode())
+    assert error.param == name
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS))
+def test_views_change_nothing(name: str) -> None:
+    assert parse(**{name: "x"}) == parse()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"x"',
+        b"{",
+        b'{"model": "m",}',
+        b'{"model": "m"} x',
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b"\xef\xbb\xbf{}",
+        '{"model": "m"}'.encode("utf-16"),
+        b"[" * 100_000,
+        b'{"user":' * 100_000,
+        b'{"metadata": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    ],
+    ids=range(14),
+)
+def test_malformed(content: bytes) -> None:
+    assert refused(content).status == 400
+
+
+def test_key_order_makes_no_difference() -> None:
+    forward = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"seed":1}'
+    backward = b'{"seed":1,"messages":[{"content":"hi","role":"user"}],"model":"m"}'
+    assert parse_chat(forward, None) == parse_chat(backward, None)
