@@ -120,7 +120,7 @@ async def test_silence_ends_in_a_timeout_and_the_backend_hears_of_it(toy: ToyBac
     async for client in open_client(toy.url, **limits):
         with pytest.raises(BackendTimeout):
             await client.verify(VERIFY)
-        await toy.left.wait()
+        await toy.left.acquire()
 
 
 @pytest.mark.parametrize("limits", [{"first_byte_s": 0.05}, {"call_s": 0.05}])
@@ -130,7 +130,7 @@ async def test_a_stream_that_falls_silent(toy: ToyBackend, limits: dict[str, flo
         with pytest.raises(BackendTimeout):
             async with aclosing(client.stream(STREAM)) as events:
                 assert [event async for event in events]
-        await toy.left.wait()
+        await toy.left.acquire()
 
 
 @pytest.mark.parametrize("after", [0, 30, 60, 120, 250])
@@ -154,17 +154,17 @@ async def test_leaving_a_stream_closes_its_connection(toy: ToyBackend, client: B
     async with aclosing(client.stream(STREAM)) as events:
         async for _ in events:
             break
-    await toy.left.wait()
+    await toy.left.acquire()
 
 
 async def test_cancelling_a_call_closes_its_connection(toy: ToyBackend, client: BackendClient) -> None:
     toy.faults = on("/v1/verify", Hang())
     call = asyncio.create_task(client.verify(VERIFY))
-    await toy.hanging.wait()
+    await toy.hung.acquire()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await toy.left.wait()
+    await toy.left.acquire()
 
 
 async def test_more_calls_than_connections_wait_their_turn(toy: ToyBackend, client: BackendClient) -> None:

@@ -22,7 +22,7 @@ def job(max_tokens: int = 5, prompt: tuple[int, ...] = (1, 2)) -> Job:
 
 
 class Oracle:
-    """A verifier with a fixed continuation, EOS where `text` ends; `context_limit` ends the sequence like a full context."""
+    """A verifier with a fixed continuation: EOS where `text` ends, finish "length" at `context_limit`."""
 
     def __init__(self, text: Sequence[int], prompt: int, context_limit: int) -> None:
         self._text = text

@@ -51,7 +51,7 @@ def expected_cut(text: str, stops: list[str]) -> str:
     return text
 
 
-# --- bytes -------------------------------------------------------------------------------------------------------------
+# --- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def test_byte_table_agrees_with_the_tokenizer() -> None:
@@ -121,7 +121,7 @@ def test_ids_beyond_the_tokenizer_have_no_text() -> None:
     assert TEXT.token_name(VOCAB + 5) == b""
 
 
-# --- characters --------------------------------------------------------------------------------------------------------
+# --- characters ------------------------------------------------------------------------------------------------------
 
 
 def test_no_half_character_is_shown() -> None:
@@ -140,7 +140,7 @@ def test_an_unfinished_character_is_dropped_and_its_tokens_kept() -> None:
     assert output.consumed == 3
 
 
-# --- stop strings ------------------------------------------------------------------------------------------------------
+# --- stop strings ----------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -200,7 +200,7 @@ def test_what_only_began_a_stop_string_is_shown_at_the_end() -> None:
     assert deltas == [Delta("a", (stream[0],)), Delta("Par", (stream[1],))]
 
 
-# --- templates ---------------------------------------------------------------------------------------------------------
+# --- templates -------------------------------------------------------------------------------------------------------
 
 
 def render(source: str, **special: str) -> str:

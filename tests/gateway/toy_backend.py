@@ -1,11 +1,14 @@
 """A window backend over a toy model: real HTTP over TCP, written by hand so that it can misbehave at any byte.
 
-`drafter` corrupts what the fast path proposes; `faults` decides what happens to a call. Both are for tests to set.
+`drafter` corrupts what the fast path proposes; `faults` decides what happens to a call. Both are for tests to set. A
+call that hangs releases `hung`, and `left` once its caller has closed the connection; tests acquire them to wait for
+either.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -96,8 +99,8 @@ class ToyBackend:
     health: Health = Health("ready", 1.0)  # noqa: RUF009  # frozen
     calls: Counter[str] = field(default_factory=Counter)
     requests: list[msgspec.Struct] = field(default_factory=list)
-    hanging: asyncio.Event = field(default_factory=asyncio.Event)
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    hung: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    left: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     connections: int = 0
 
     async def __aenter__(self) -> ToyBackend:
@@ -242,10 +245,8 @@ class ToyBackend:
         return True
 
     async def _hang(self, reader: asyncio.StreamReader) -> bool:
-        self.hanging.set()
-        try:
+        self.hung.release()
+        with contextlib.suppress(ConnectionError):
             assert await reader.read(1) == b""
-        except ConnectionError:
-            pass
-        self.left.set()
+        self.left.release()
         return False

@@ -11,7 +11,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from backend.protocol import Sampling, ScoredToken, TokenizerFiles, VerifiedToken
 
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% for message in messages %}"
+    "{{ '<|start|>' + message['role'] + '\n' + message['content'] + '<|end|>' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
 )
 MERGES = ["th", "he", "the", "Par", "is", "Paris", "Stop", "!!", "\n\n"]
