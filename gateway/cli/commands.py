@@ -10,11 +10,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from gateway.app import serve
+from gateway.cli.demo import PROMPTS, Plan, run_demo
 from gateway.cli.up import run_up
 from gateway.errors import ConfigError, StartError
 from gateway.settings import Settings, read_settings
@@ -69,6 +71,43 @@ def up(**flags: Any) -> None:
     _bind(settings).close()
     code = asyncio.run(run_up(settings, _argv(engine_flags), _argv(flags)))
     sys.exit(code)
+
+
+@main.command()
+@click.option("--url", help="Base URL of a running Verbatim; without it the demo starts one of its own.")
+@click.option("--prompts", default=8, show_default=True, type=click.IntRange(1, len(PROMPTS)), help="Questions to ask.")
+@click.option(
+    "--loads", default="1,8,16,32", show_default=True, help="Numbers of requests in flight, one after the other."
+)
+@click.option("--tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens of each answer.")
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0, 2))
+@click.option("--seed", default=42, show_default=True)
+@click.option(
+    "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here as JSON."
+)
+@_flags(ENGINE_FLAGS)
+def demo(
+    url: str | None,
+    prompts: int,
+    loads: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    report: Path | None,
+    **engine_flags: Any,
+) -> None:
+    """Ask the same questions under changing load, in mode off and in mode verified, and compare the answers.
+
+    Exits with status 1 if two verified answers to one question differ in a token or in a bit of a logprob.
+    """
+    try:
+        in_flight = tuple(int(load) for load in loads.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{loads!r} is no list of numbers", param_hint="--loads") from error
+    if min(in_flight) < 1:
+        raise click.BadParameter("each load must be at least 1", param_hint="--loads")
+    plan = Plan(prompts=prompts, loads=in_flight, tokens=tokens, temperature=temperature, seed=seed)
+    sys.exit(run_demo(plan, url, _argv(engine_flags), _free_port(), report))
 
 
 @main.command()
