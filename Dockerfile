@@ -1,4 +1,4 @@
-# One image for both processes; the command chooses which. Never built on the machines this was written on.
+# One image for both processes; the command chooses which. Not built in CI.
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./

@@ -1,0 +1,36 @@
+"""A process of its own that prints a digest of verified answers: token ids and logprob bits of SmolLM2.
+
+python -m tests.backend.answer_digest DTYPE THREADS GROUPS WINDOW DRAFTED
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from typing import cast
+
+from backend.engine.open_checkpoint import SMOLLM2, open_checkpoint
+from backend.protocol import Sampling
+from backend.settings import Dtype
+from tests.backend.harness import running_engine
+
+PROMPTS = [[1, *range(start, start + length)] for start, length in ((200, 5), (4000, 63), (9000, 130))]
+SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.8, top_p=0.95, seed=42)]
+
+
+def digest(dtype: Dtype, threads: int, groups: int, window: int, drafted: int) -> str:
+    """SHA-256 over six completions of 40 tokens, drafted `drafted` tokens at a time."""
+    whole = hashlib.sha256()
+    checkpoint = open_checkpoint(SMOLLM2, lambda share: None)
+    with running_engine(checkpoint, dtype, groups, window, kv_bytes=1 << 28, threads=threads) as calls:
+        for prompt in PROMPTS:
+            for sampling in SAMPLINGS:
+                for token, logprob in calls.complete(prompt, 40, sampling, (drafted,)):
+                    whole.update(struct.pack("<if", token, logprob))
+    return whole.hexdigest()
+
+
+if __name__ == "__main__":
+    dtype, *numbers = sys.argv[1:]
+    sys.stdout.write(digest(cast(Dtype, dtype), *map(int, numbers)) + "\n")
