@@ -1,14 +1,14 @@
-"""How many choices may be generated at a time, and whether new ones are taken at all.
+"""How many choices may be generated at a time, whether new ones are taken at all, and how long they may run on.
 
-Owns the count of places taken and the draining flag. There is no waiting line: a request that does not fit is refused
-before any work is done for it, and told when to come back.
+Owns the count of places taken, the draining flag and the deadlines of what is in flight. There is no waiting line: a
+request that does not fit is refused before any work is done for it, and told when to come back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from gateway.errors import Draining, Overloaded
 
@@ -24,6 +24,7 @@ class Admission:
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._deadlines: list[asyncio.Timeout] = []
 
     def __repr__(self) -> str:
         return f"<Admission {self._taken}/{self._capacity}{' draining' if self._draining else ''}>"
@@ -32,9 +33,9 @@ class Admission:
     def draining(self) -> bool:
         return self._draining
 
-    @contextmanager
-    def admit(self, choices: int) -> Iterator[None]:
-        """Hold places for `choices`, or raise `Overloaded` or `Draining`."""
+    @asynccontextmanager
+    async def admit(self, choices: int) -> AsyncIterator[None]:
+        """Hold places for `choices`, or raise `Overloaded` or `Draining`; the work inside is cut short by `expire`."""
         if self._draining:
             raise Draining("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
         if self._taken + choices > self._capacity:
@@ -44,9 +45,16 @@ class Admission:
             )
         self._taken += choices
         self._idle.clear()
+        deadline = asyncio.timeout(None)
+        self._deadlines.append(deadline)
         try:
-            yield
+            async with deadline:
+                yield
+        except TimeoutError as error:
+            assert deadline.expired()  # every other timeout has been translated where it is set
+            raise Draining("the gateway shut down before the answer was complete") from error
         finally:
+            self._deadlines.remove(deadline)
             self._taken -= choices
             if self._taken == 0:
                 self._idle.set()
@@ -54,6 +62,11 @@ class Admission:
     def drain(self) -> None:
         """Take nothing new from now on."""
         self._draining = True
+
+    def expire(self) -> None:
+        """End what is still in flight, with an error that says why."""
+        for deadline in self._deadlines:
+            deadline.reschedule(asyncio.get_running_loop().time())
 
     async def wait_idle(self) -> None:
         """Return once every place is free."""

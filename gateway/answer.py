@@ -36,6 +36,7 @@ class ChatAnswer(Response):
         super().__init__()
         self._service = service
         self._chat = chat
+        self._streaming = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -44,11 +45,20 @@ class ChatAnswer(Response):
             return
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._service.open(self._chat.order) as run:
-            if self._chat.stream:
-                await self._stream(run, send)
+        try:
+            async with self._service.open(self._chat.order) as run:
+                if self._chat.stream:
+                    await self._stream(run, send)
+                    return
+                response = await self._whole(run)
+        except Exception as error:
+            if not self._streaming:
+                raise
+            if isinstance(error, GatewayError):
+                await _send(send, sse.event(error.envelope()), more=False)
                 return
-            response = await self._whole(run)
+            await _send(send, sse.event(envelope("internal error", "server_error")), more=False)
+            raise
         await response(scope, receive, send)
 
     async def _whole(self, run: Run) -> Response:
@@ -68,18 +78,13 @@ class ChatAnswer(Response):
         headers = _headers(completion) | {"cache-control": "no-cache", "x-accel-buffering": "no"}
         start = Response(None, media_type=sse.MEDIA_TYPE, headers=headers)
         del start.headers["content-length"]
+        self._streaming = True
         await send({"type": "http.response.start", "status": 200, "headers": start.raw_headers})
-        try:
-            await _send_events(send, pending)
-            async for event in run.events:
-                await _send_events(send, chunks.add(event))
-            await _send_events(send, chunks.end(completion.prompt_tokens))
-            await _send(send, _count_comment(completion, chunks.counts) + sse.DONE, more=False)
-        except GatewayError as error:
-            await _send(send, sse.event(error.envelope()), more=False)
-        except Exception:
-            await _send(send, sse.event(envelope("internal error", "server_error")), more=False)
-            raise
+        await _send_events(send, pending)
+        async for event in run.events:
+            await _send_events(send, chunks.add(event))
+        await _send_events(send, chunks.end(completion.prompt_tokens))
+        await _send(send, _count_comment(completion, chunks.counts) + sse.DONE, more=False)
 
     def _envelope(self, completion: Completion) -> Envelope:
         if completion.mode is Mode.VERIFIED:

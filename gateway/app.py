@@ -111,7 +111,7 @@ class DrainingServer(uvicorn.Server):
             async with asyncio.timeout(self._drain_timeout_s):
                 await self._admission.wait_idle()
         except TimeoutError:
-            pass
+            self._admission.expire()
         self.should_exit = True
 
 

@@ -77,7 +77,7 @@ class Service:
     @asynccontextmanager
     async def open(self, order: Order) -> AsyncIterator[Run]:
         """Hold a place for the order and run it; leaving the context cancels what is under way."""
-        with self.admission.admit(order.choices):
+        async with self.admission.admit(order.choices):
             completion = await self._plan(order)
             choices = [self._choice(completion, index) for index in range(len(completion.jobs))]
             async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:

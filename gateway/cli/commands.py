@@ -18,7 +18,7 @@ import click
 from gateway.app import serve
 from gateway.cli.demo import PROMPTS, Plan, run_demo
 from gateway.cli.up import run_up
-from gateway.errors import ConfigError, StartError
+from gateway.errors import ConfigError, GatewayError
 from gateway.settings import Settings, read_settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -116,11 +116,11 @@ def demo(
 def gateway(**flags: Any) -> None:
     """Serve the OpenAI API in front of a backend that is already running."""
     settings = _settings(flags)
-    listener = _bind(settings)
-    try:
-        asyncio.run(serve(settings, listener, lambda base_url: click.echo(f"Serving on {base_url}")))
-    except StartError as error:
-        raise click.ClickException(error.message) from error
+    with _bind(settings) as listener:
+        try:
+            asyncio.run(serve(settings, listener, lambda base_url: click.echo(f"Serving on {base_url}")))
+        except GatewayError as error:
+            raise click.ClickException(error.message) from error
 
 
 @main.group()

@@ -10,7 +10,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httpx
 from rich.console import Console
@@ -21,28 +21,31 @@ from gateway.cli.children import Child, Children
 from gateway.errors import BackendError
 from gateway.settings import Settings
 
+ENGINE_COMMAND = (sys.executable, "-m", "backend.server")
+GATEWAY_COMMAND = (sys.executable, "-m", "gateway.cli", "gateway")
 POLL_S = 0.2
 ENGINE_GRACE_S = 10.0
 GATEWAY_GRACE_MARGIN_S = 5.0
 """On top of the gateway's own drain timeout, before it is killed."""
 
 
-async def run_up(settings: Settings, engine_argv: list[str], gateway_argv: list[str]) -> int:
+async def run_up(
+    settings: Settings, engine_argv: list[str], gateway_argv: list[str], engine_command: Sequence[str] = ENGINE_COMMAND
+) -> int:
     """Run both until a signal comes or one of them ends; returns the exit status."""
     console = Console(stderr=True)
     async with Children() as children:
         signals = _Signals(on_second=children.kill)
-        python = [sys.executable, "-m"]
         address = httpx.URL(settings.backend)
         engine = await children.start(
             "engine",
-            [*python, "backend.server", "--host", address.host, "--port", str(address.port), *engine_argv],
+            [*engine_command, "--host", address.host, "--port", str(address.port), *engine_argv],
             grace_s=ENGINE_GRACE_S,
             quiet=True,
         )
         gateway = await children.start(
             "gateway",
-            [*python, "gateway.cli", "gateway", "--backend", settings.backend, *gateway_argv],
+            [*GATEWAY_COMMAND, "--backend", settings.backend, *gateway_argv],
             grace_s=settings.drain_timeout_s + GATEWAY_GRACE_MARGIN_S,
             quiet=True,
         )

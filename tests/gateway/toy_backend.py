@@ -57,6 +57,13 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """Answer once the event is set."""
+
+    event: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Close the connection after this many bytes of the answer."""
 
@@ -70,7 +77,7 @@ class HangAfter:
     lines: int
 
 
-Fault = Status | Hang | Drop | HangAfter | None
+Fault = Status | Hang | Wait | Drop | HangAfter | None
 Faults = Callable[[str, int], Fault]
 
 
@@ -102,10 +109,11 @@ class ToyBackend:
     hung: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     left: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     connections: int = 0
+    port: int = 0
 
     async def __aenter__(self) -> ToyBackend:
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
@@ -216,6 +224,9 @@ class ToyBackend:
         fault = self.faults(path, nth)
         if isinstance(fault, Hang):
             return await self._hang(reader)
+        if isinstance(fault, Wait):
+            self.hung.release()
+            await fault.event.wait()
         if isinstance(fault, Status):
             error = fault.body
             if error is None:

@@ -1,0 +1,221 @@
+"""The command line as processes: they start, say what is wrong, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from toy_backend import Hang, ToyBackend, Wait, on
+
+from gateway.cli import main
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}
+VERBATIM = [sys.executable, "-m", "gateway.cli"]
+READY = "Stop with Ctrl-C."
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+@contextmanager
+def process(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(argv, env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def read_until(started: subprocess.Popen[str], text: str) -> str:
+    """The output up to a line that contains `text`."""
+    assert started.stdout is not None
+    seen = ""
+    for line in started.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"ended without {text!r}: {seen}")
+
+
+def toy_up(*flags: str) -> tuple[list[str], list[int]]:
+    ports = free_ports(2)
+    return [sys.executable, str(ROOT / "tests/gateway/toy_up.py"), *map(str, ports), *flags], ports
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def wait_gone(pids: list[int]) -> None:
+    """Return once none of the processes runs any more; each says so itself through its pidfd."""
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        with os.fdopen(pidfd, closefd=True, mode="rb", buffering=0) as file:
+            poll = select.poll()
+            poll.register(file.fileno())
+            poll.poll()
+
+
+def chat(port: int, **fields: object) -> httpx.Response:
+    body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "is_deterministic": True} | fields
+    return httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, trust_env=False, timeout=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_serves_and_stops_cleanly(number: signal.Signals) -> None:
+    argv, (port, _) = toy_up()
+    with process(argv) as up:
+        said = read_until(up, READY)
+        assert f"Verbatim is ready: http://127.0.0.1:{port}/v1\n" in said
+        assert f"curl http://127.0.0.1:{port}/v1/chat/completions" in said
+        assert chat(port, max_tokens=3).status_code == 200
+        children = descendants(up.pid)
+        assert len(children) == 2
+        up.send_signal(number)
+        assert up.wait() == 0
+        wait_gone(children)
+
+
+def test_the_curl_line_is_one_that_works() -> None:
+    argv, _ = toy_up()
+    with process(argv) as up:
+        line = next(line for line in read_until(up, READY).splitlines() if "curl" in line)
+        body = json.loads(line.split(" -d ")[1].strip().strip("'"))
+        assert body["model"] == "toy"
+        assert body["is_deterministic"] is True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child's life to its parent's")
+def test_no_child_outlives_a_killed_parent() -> None:
+    argv, _ = toy_up()
+    with process(argv) as up:
+        read_until(up, READY)
+        children = descendants(up.pid)
+        up.kill()
+        up.wait()
+        wait_gone(children)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_child_that_dies_ends_the_other(which: int) -> None:
+    argv, _ = toy_up()
+    with process(argv) as up:
+        read_until(up, READY)
+        children = descendants(up.pid)
+        os.kill(children[which], signal.SIGKILL)
+        read_until(up, "stopped by itself, with status -9")
+        assert up.wait() == 1
+        wait_gone(children)
+
+
+def test_an_engine_that_cannot_start_ends_all() -> None:
+    argv, _ = toy_up("--fail")
+    with process(argv) as up:
+        read_until(up, "The engine stopped by itself, with status 3")
+        assert up.wait() == 1
+
+
+async def test_the_gateway_drains(toy: ToyBackend) -> None:
+    """A request in flight at SIGTERM is finished, one that comes after is refused, and then the process ends."""
+    release = asyncio.Event()
+    toy.faults = on("/v1/verify", Wait(release), nth=1)
+    (port,) = free_ports(1)
+    argv = [*VERBATIM, "gateway", "--backend", toy.url, "--port", str(port)]
+    gateway = await asyncio.create_subprocess_exec(*argv, env=ENV, stdout=asyncio.subprocess.PIPE)
+    assert gateway.stdout is not None
+    assert b"Serving on" in await gateway.stdout.readline()
+    body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "is_deterministic": True, "max_tokens": 20}
+    path = "/v1/chat/completions"
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+        in_flight = asyncio.create_task(client.post(path, json=body))
+        await toy.hung.acquire()
+        gateway.terminate()
+        while (refused := await client.post(path, json=body)).status_code == 200:
+            pass
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "shutting_down"
+        assert (await client.get("/healthz")).json() == {"status": "draining"}
+        release.set()
+        assert (await in_flight).json()["usage"]["completion_tokens"] == 20
+    assert await gateway.wait() == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_drain_has_an_end(toy: ToyBackend, stream: bool) -> None:
+    """What is still in flight then is told so, in a way that cannot be mistaken for a complete answer."""
+    toy.faults = on("/v1/verify", Hang(), nth=1)
+    (port,) = free_ports(1)
+    argv = [*VERBATIM, "gateway", "--backend", toy.url, "--port", str(port), "--drain-timeout-s", "0.2"]
+    gateway = await asyncio.create_subprocess_exec(*argv, env=ENV, stdout=asyncio.subprocess.PIPE)
+    assert gateway.stdout is not None
+    assert b"Serving on" in await gateway.stdout.readline()
+    in_flight = asyncio.create_task(asyncio.to_thread(chat, port, stream=stream, max_tokens=20))
+    await toy.hung.acquire()
+    gateway.terminate()
+    await toy.left.acquire()
+    response = await in_flight
+    last = response.text.strip().split("\n\n")[-1].removeprefix("data: ")
+    assert json.loads(last)["error"]["code"] == "shutting_down"
+    assert response.status_code == (200 if stream else 503)
+    assert await gateway.wait() == 0
+
+
+def test_a_port_in_use_is_said_plainly() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for command in (["up"], ["gateway", "--backend", "http://127.0.0.1:1"]):
+            result = CliRunner().invoke(main, [*command, "--port", str(port)])
+            assert result.exit_code == 1
+            assert f"cannot listen on 127.0.0.1:{port}" in result.output
+            assert "--port" in result.output
+
+
+def test_a_backend_that_never_comes() -> None:
+    (nobody,) = free_ports(1)
+    flags = ["--backend", f"http://127.0.0.1:{nobody}", "--port", "0", "--start-timeout-s", "0.3"]
+    result = CliRunner().invoke(main, ["gateway", *flags])
+    assert result.exit_code == 1
+    assert "is not ready after 0.3 s" in result.output
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "said"),
+    [
+        (["gateway"], {}, "--backend URL"),
+        (["gateway", "--backend", "localhost"], {}, "--backend: backend must be"),
+        (["gateway", "--backend", "http://x"], {"VERBATIM_PORT": "many"}, "VERBATIM_PORT: 'many' is no whole number"),
+        (["up"], {"VERBATIM_MAX_CONCURRENT": "1"}, "VERBATIM_MAX_CONCURRENT: max_concurrent must be at least 8"),
+        (["up", "--dtype", "int8"], {}, "--dtype"),
+    ],
+)
+def test_a_wrong_setting_is_named(argv: list[str], env: dict[str, str], said: str) -> None:
+    result = CliRunner().invoke(main, argv, env=env)
+    assert result.exit_code == 2
+    assert said in result.output
