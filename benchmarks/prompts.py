@@ -1,0 +1,43 @@
+"""Chat prompts in any number, no two with a common beginning of more than a few tokens.
+
+Engines that cache prefixes would otherwise skip work that others do: each prompt starts with a number of its own.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from tokenizers import Tokenizer
+
+from backend.protocol import TokenizerFiles
+from gateway.chat_template import ChatTemplate
+
+_QUESTIONS = (
+    "Explain why the sky is blue.",
+    "Write a story about a lighthouse keeper.",
+    "How do plants make food from light?",
+    "Give me a recipe for a simple soup.",
+    "What are the causes of inflation?",
+    "Describe a walk through an old city.",
+    "Compare trains with planes for short trips.",
+    "How does a bicycle stay upright?",
+)
+
+
+class Prompts:
+    """Prompt number i as token ids, always the same for the same model."""
+
+    def __init__(self, files: TokenizerFiles):
+        assert files.chat_template is not None
+        self._tokenizer: Tokenizer = Tokenizer.from_str(files.tokenizer_json)
+        self._template = ChatTemplate(files.chat_template, files.special_tokens, lambda: datetime.now(UTC))
+
+    def __getitem__(self, number: int) -> list[int]:
+        text = self._template.render(
+            [
+                {"role": "system", "content": f"{number:05d} is the number of this conversation."},
+                {"role": "user", "content": _QUESTIONS[number % len(_QUESTIONS)]},
+            ]
+        )
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
