@@ -522,7 +522,7 @@ async def test_a_client_that_leaves_ends_the_backends_work(
     toy: ToyBackend, gateway: Gateway, stream: bool, n: int, verified: bool, faults: Any
 ) -> None:
     toy.faults = faults
-    asking = asyncio.create_task(gateway.chat(is_deterministic=verified, stream=stream, n=n))
+    asking = asyncio.create_task(gateway.chat(is_deterministic=verified, stream=stream, n=n, max_tokens=99))
     for _ in range(n):
         await toy.hung.acquire()
     asking.cancel()
