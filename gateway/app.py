@@ -14,6 +14,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from types import FrameType
 
@@ -78,8 +79,7 @@ async def serve(settings: Settings, listener: socket.socket, announce: Callable[
             access_log=False,
             timeout_graceful_shutdown=1,
         )
-        host, port = listener.getsockname()[:2]
-        announce(f"http://{host}:{port}/v1")
+        announce(replace(settings, port=listener.getsockname()[1]).base_url + "/v1")
         await DrainingServer(config, service.admission, settings.drain_timeout_s).serve([listener])
 
 

@@ -43,6 +43,7 @@ Answer = TypeVar("Answer")
 Sleep = Callable[[float], Awaitable[None]]
 
 RETRY_DELAYS_S = (0.1, 0.4)
+HEALTH_TIMEOUT_S = 5.0
 KEEPALIVE_S = 2.0
 """Below the 5 s after which uvicorn closes an idle connection, so that we never write into one being closed."""
 
@@ -57,6 +58,7 @@ def open_http(
             max_connections=connections + 1, max_keepalive_connections=connections + 1, keepalive_expiry=KEEPALIVE_S
         ),
         timeout=httpx.Timeout(first_byte_timeout_s, connect=connect_timeout_s),
+        headers={"accept-encoding": "identity"},  # streams are read as they come
         trust_env=False,
     )
 
@@ -87,7 +89,7 @@ class BackendClient:
     async def health(self) -> Health:
         """The backend's own word; status 503 carries one too, so it is not an error here."""
         with _translated():
-            async with asyncio.timeout(self._call_timeout_s):
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
                 response = await self._http.get("/healthz")
         if response.status_code not in (200, 503):
             raise _refusal(response)

@@ -53,6 +53,12 @@ class Settings:
                 if not (value > 0 and math.isfinite(value)):
                     raise ConfigError(f"{field.name} must be a number above 0", param=field.name)
 
+    @property
+    def base_url(self) -> str:
+        """Where clients find the gateway, without the `/v1`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
 
 def read_settings(flags: Mapping[str, object], env: Mapping[str, str]) -> Settings:
     """Settings from flags (None where not given) and environment; raises `ConfigError` naming the key at fault."""

@@ -83,10 +83,9 @@ class _Signals:
 
 async def _until_ready(settings: Settings, console: Console) -> str:
     """Show the engine's progress until the gateway answers; returns what to tell the user then."""
-    base_url = f"http://{settings.host}:{settings.port}"
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     http = open_http(settings.backend, connections=1, connect_timeout_s=1.0, first_byte_timeout_s=5.0)
-    async with http, httpx.AsyncClient(base_url=base_url, trust_env=False) as client:
+    async with http, httpx.AsyncClient(base_url=settings.base_url, trust_env=False) as client:
         engine = BackendClient(http, call_timeout_s=5.0)
         with Progress(*columns, console=console) as progress:
             loading = progress.add_task("Loading the model", total=1.0)
@@ -95,8 +94,15 @@ async def _until_ready(settings: Settings, console: Console) -> str:
                 await asyncio.sleep(POLL_S)
             progress.update(loading, completed=1.0)
     body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "is_deterministic": True}
-    curl = ["curl", f"{base_url}/v1/chat/completions", "-H", "content-type: application/json", "-d", json.dumps(body)]
-    return f"Verbatim is ready: {base_url}/v1\nTry it:\n  {shlex.join(curl)}\nStop with Ctrl-C."
+    curl = [
+        "curl",
+        f"{settings.base_url}/v1/chat/completions",
+        "-H",
+        "content-type: application/json",
+        "-d",
+        json.dumps(body),
+    ]
+    return f"Verbatim is ready: {settings.base_url}/v1\nTry it:\n  {shlex.join(curl)}\nStop with Ctrl-C."
 
 
 async def _model(client: httpx.AsyncClient) -> str | None:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from conftest import Gateway, launch_gateway
 from toy_backend import Drafter, Drop, Fault, Hang, HangAfter, Status, ToyBackend, on
@@ -15,6 +16,7 @@ from toy_model import EOS, VOCAB, ids, piece
 
 from backend.protocol import DraftRequest, Health, Sampling, StreamRequest, VerifyRequest
 from gateway.domain import choice_seed
+from gateway.errors import StartError
 
 PROMPT = ids("<|start|>user\nhi<|end|><|start|>assistant\n")
 USAGE = {"include_usage": True}
@@ -378,6 +380,28 @@ async def test_health(toy: ToyBackend, gateway: Gateway) -> None:
     toy.faults = on("/healthz", Status(500))
     response = await gateway.http.get("/healthz")
     assert (response.status_code, response.json()["status"]) == (503, "backend_unavailable")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_our_own_failure_has_an_envelope_too(toy: ToyBackend, stream: bool) -> None:
+    toy.files = msgspec.structs.replace(toy.files, chat_template="{{ 1 + 'a' }}")  # a TypeError, not a template's word
+    async with launch_gateway(toy.url) as gateway:
+        assert error(await gateway.chat(stream=stream), 500)["message"] == "internal error"
+        await gateway.service.admission.wait_idle()
+
+
+async def test_start_is_refused_where_the_protocol_differs(toy: ToyBackend) -> None:
+    toy.protocol = 99
+    with pytest.raises(StartError, match="window protocol 99"):
+        async with launch_gateway(toy.url):
+            pass
+
+
+async def test_start_waits_for_the_backend(toy: ToyBackend) -> None:
+    toy.health = Health("loading", 0.5)
+    with pytest.raises(StartError, match="it is loading, 50% done"):
+        async with launch_gateway(toy.url, start_timeout_s=0.01):
+            pass
 
 
 # --- capacity --------------------------------------------------------------------------------------------------------

@@ -204,6 +204,15 @@ def test_an_end_inside_the_draft_needs_no_further_token() -> None:
     assert commit.counts == Counts(windows=2, drafted=2)
 
 
+def test_an_answer_that_goes_on_behind_an_end_in_the_draft_is_refused() -> None:
+    loop = Loop(job(9), (3,), VERIFIER)
+    loop.start()
+    loop.on_verdict(verdict(0, [5]))
+    loop.on_draft([3, EOS])
+    with pytest.raises(ProtocolViolation, match="went on"):
+        loop.on_verdict(verdict(2, [3, EOS, 5]))
+
+
 def test_calls_out_of_turn_are_our_bugs() -> None:
     loop = Loop(job(), (3,), VERIFIER)
     with pytest.raises(AssertionError):

@@ -100,6 +100,15 @@ def test_sentencepiece_decoding(pieces: list[str]) -> None:
     assert text_of(deltas) == tokenizer.decode(id_list, skip_special_tokens=True)
 
 
+def test_unigram_vocabularies_and_foreign_pieces() -> None:
+    unigram = Tokenizer(models.Unigram([("<unk>", 0.0), (SPIECE_SPACE + "a", -1.0), ("b", -2.0)], 0, False))
+    unigram.decoder = sentencepiece().decoder
+    assert read_token_bytes(unigram.to_str()).of[1:] == (b" a", b"b")
+    foreign = Tokenizer(models.BPE({"\N{SNOWMAN}": 0}, merges=[]))
+    foreign.decoder = decoders.ByteLevel()
+    assert read_token_bytes(foreign.to_str()).of[0].decode() == foreign.decode([0]) == "\N{SNOWMAN}"
+
+
 def test_an_unknown_decoder_is_refused() -> None:
     tokenizer = Tokenizer(models.WordPiece({"a": 0}, unk_token="a"))
     tokenizer.decoder = decoders.WordPiece()

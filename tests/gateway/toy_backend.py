@@ -30,6 +30,7 @@ from backend.protocol import (
     StreamEvent,
     StreamRequest,
     StreamToken,
+    TokenizerFiles,
     VerifiedToken,
     VerifyRequest,
     VerifyResponse,
@@ -110,6 +111,8 @@ class ToyBackend:
     left: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     connections: int = 0
     port: int = 0
+    protocol: int = PROTOCOL_VERSION
+    files: TokenizerFiles = FILES  # frozen
 
     async def __aenter__(self) -> ToyBackend:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -173,7 +176,7 @@ class ToyBackend:
             case "/v1/info":
                 shape = VerifyShape(4, self.window)
                 info = Info(
-                    PROTOCOL_VERSION,
+                    self.protocol,
                     "toy",
                     self.fingerprint,
                     list(self.roles),
@@ -185,7 +188,7 @@ class ToyBackend:
                 )
                 return [msgspec.json.encode(info)]
             case "/v1/tokenizer":
-                return [msgspec.json.encode(FILES)]
+                return [msgspec.json.encode(self.files)]
             case "/v1/draft":
                 return [msgspec.json.encode(self.draft(self._read(body, DraftRequest)))]
             case "/v1/verify":
