@@ -10,11 +10,13 @@ from backend.engine.kv_pool import TRASH_BLOCK, ZERO_BLOCK, KvPool
 from backend.engine.model import Model
 from backend.engine.prefix_cache import Lease
 from backend.engine.scheduler import Lane, Pass, Span
-from backend.engine.tasks import DecodeTask, Scored
+from backend.engine.tasks import DecodeTask, Scored, Task
 from backend.kernels.attention import BLOCK, Layout
 from backend.kernels.ops import Ops
 from backend.kernels.sampling import Draw, choose, logprobs, top_scores
 from backend.protocol import VerifyShape
+
+_SCORED_ROWS = 16
 
 
 class Runner:
@@ -37,12 +39,19 @@ class Runner:
         """Run one pass; the chosen tokens of each span, in order. Raises FloatingPointError (see `choose`)."""
         logits = self.forward(work)
         draws: list[Draw] = []
+        tasks: list[Task] = []
         for span in work.spans:
             # The row at position p chooses the token at position p + 1.
             end = span.start + span.count + 1
             draws.extend(Draw(span.task.sampling, position) for position in range(end - span.choices, end))
-        scored = iter(_score(logits, draws, work.spans) if draws else ())
-        return [[next(scored) for _ in range(span.choices)] for span in work.spans]
+            tasks += [span.task] * span.choices
+        # A few rows at a time, so that what is computed of them stays in the cache. Each row is scored by itself.
+        scored: list[Scored] = []
+        for first in range(0, len(draws), _SCORED_ROWS):
+            rows = slice(first, first + _SCORED_ROWS)
+            scored += _score(logits[rows], draws[rows], tasks[rows])
+        tokens = iter(scored)
+        return [[next(tokens) for _ in range(span.choices)] for span in work.spans]
 
     @torch.inference_mode()
     def forward(self, work: Pass) -> torch.Tensor:
@@ -104,13 +113,13 @@ def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[tor
 
 
 @torch.inference_mode()
-def _score(logits: torch.Tensor, draws: Sequence[Draw], spans: Sequence[Span]) -> list[Scored]:
+def _score(logits: torch.Tensor, draws: Sequence[Draw], tasks: Sequence[Task]) -> list[Scored]:
+    """Choose and score one token for each row of logits [N, vocab]."""
     ids = choose(logits, draws)
     log_probabilities = logprobs(logits)
     chosen = log_probabilities.gather(1, ids[:, None])[:, 0].tolist()
     best = torch.topk(logits, 2).values
     margins = (best[:, 0] - best[:, 1]).tolist()
-    tasks = [span.task for span in spans for _ in range(span.choices)]
     return [
         Scored(
             id=token,

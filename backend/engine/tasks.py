@@ -90,7 +90,7 @@ class VerifyTask:
 
     @property
     def valid(self) -> int:
-        """How many leading tokens have KV that stands: drafts that were refused do not count."""
+        """How many leading tokens have KV worth keeping: refused drafts have some too, but no future."""
         return min(self.computed, len(self.context) + self.agreed)
 
     @property

@@ -50,8 +50,8 @@ class PackedWeight:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has bfloat16 dot-product instructions."""
-    return bool(torch.cpu._is_avx512_bf16_supported())
+    """Whether this CPU has bfloat16 dot-product instructions, and oneDNN may use them."""
+    return bool(torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def linear_fast(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

@@ -39,7 +39,8 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
 
     Raises FloatingPointError where a row holds a value that is not finite: nothing can be promised about such a row.
     """
-    if not bool(torch.isfinite(logits).all()):
+    # The extremes of values with a NaN among them are NaN; isfinite over all the values takes ten times as long.
+    if not bool(torch.isfinite(torch.stack(torch.aminmax(logits))).all()):
         raise FloatingPointError("the model produced logits that are not finite")
     chosen = logits.argmax(dim=-1)
     random_rows = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]

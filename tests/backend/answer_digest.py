@@ -1,4 +1,4 @@
-"""A process of its own that prints a digest of verified answers: token ids and logprob bits of SmolLM2.
+"""A process of its own that prints the fingerprint and a digest of verified answers: SmolLM2's ids and logprob bits.
 
 python -m tests.backend.answer_digest DTYPE THREADS GROUPS WINDOW DRAFTED
 """
@@ -19,8 +19,8 @@ PROMPTS = [[1, *range(start, start + length)] for start, length in ((200, 5), (4
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.8, top_p=0.95, seed=42)]
 
 
-def digest(dtype: Dtype, threads: int, groups: int, window: int, drafted: int) -> str:
-    """SHA-256 over six completions of 40 tokens, drafted `drafted` tokens at a time."""
+def answer(dtype: Dtype, threads: int, groups: int, window: int, drafted: int) -> str:
+    """The fingerprint, and the SHA-256 over six completions of 40 tokens, drafted `drafted` tokens at a time."""
     whole = hashlib.sha256()
     checkpoint = open_checkpoint(SMOLLM2, lambda share: None)
     with running_engine(checkpoint, dtype, groups, window, kv_bytes=1 << 28, threads=threads) as calls:
@@ -28,9 +28,9 @@ def digest(dtype: Dtype, threads: int, groups: int, window: int, drafted: int) -
             for sampling in SAMPLINGS:
                 for token, logprob in calls.complete(prompt, 40, sampling, (drafted,)):
                     whole.update(struct.pack("<if", token, logprob))
-    return whole.hexdigest()
+        return f"{calls.engine.info.fingerprint} {whole.hexdigest()}"
 
 
 if __name__ == "__main__":
     dtype, *numbers = sys.argv[1:]
-    sys.stdout.write(digest(cast(Dtype, dtype), *map(int, numbers)) + "\n")
+    sys.stdout.write(answer(cast(Dtype, dtype), *map(int, numbers)) + "\n")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backend.engine.kv_pool import ZERO_BLOCK
 from backend.engine.scheduler import QueueFullError
 from backend.kernels.ops import CPU_FIXED
 from backend.protocol import Sampling
@@ -137,6 +138,45 @@ def test_company_cancellations_and_evictions_change_nothing(calls: Calls) -> Non
     assert answers == {index: alone[index % 10] for index in range(20)}
     assert calls.engine._cache.leased_calls == 0
     calls.engine._cache.check_integrity()
+
+
+LONG = [(7 * i * i + 3 * i) % TINY.vocab_size for i in range(150)]
+
+
+def test_fast_kv_is_never_taken_for_verified(dtype: Dtype) -> None:
+    """A verified call on a prefix that the fast lane computed recomputes it, in place and in a copied tail."""
+    with running_engine(CHECKPOINT, dtype) as calls:
+        expected = calls.verify(LONG, [5] * 9, SEEDED)
+        elsewhere = calls.verify([*LONG[:140], 1, 2, 3], [], SEEDED)
+    with running_engine(CHECKPOINT, dtype) as calls:
+        crowd = [draft_task(LONG[: 20 * i], 30, GREEDY) for i in range(1, 5)]
+        fast = draft_task(LONG, 40, SEEDED)
+        calls.run(*crowd, fast)
+        verified = calls.verify(LONG, [5] * 9, SEEDED)
+        assert fast.produced[0] != verified.produced[0], "the lanes agree: this proves nothing"
+        assert verified.produced == expected.produced
+        assert calls.verify([*LONG[:140], 1, 2, 3], [], SEEDED).produced == elsewhere.produced
+
+
+def test_a_draft_leaves_verified_kv_alone(dtype: Dtype) -> None:
+    """Drafting on a context that is verified in full runs its last row again, but not over the verified KV."""
+    with running_engine(CHECKPOINT, dtype) as calls:
+        expected = calls.verify([*LONG, 9, 8, 7], [], SEEDED)
+    for length in (len(LONG), 128):
+        with running_engine(CHECKPOINT, dtype) as calls:
+            calls.verify(LONG, [], SEEDED)
+            calls.run(*(draft_task(LONG[:length], 3, GREEDY) for _ in range(4)))
+            assert calls.verify([*LONG, 9, 8, 7], [], SEEDED).produced == expected.produced
+
+
+def test_what_a_block_held_before_does_not_matter(dtype: Dtype) -> None:
+    with running_engine(CHECKPOINT, dtype) as calls:
+        expected = calls.complete(PROMPT, 70, SEEDED)
+    with running_engine(CHECKPOINT, dtype) as calls:
+        kv = calls.engine._runner._kv
+        for pool in (*kv.keys, *kv.values):
+            pool[ZERO_BLOCK + 1 :] = float("nan")
+        assert calls.complete(PROMPT, 70, SEEDED) == expected
 
 
 def test_logprobs_of_a_verified_answer_are_a_distribution(calls: Calls) -> None:

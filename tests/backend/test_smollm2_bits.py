@@ -16,7 +16,10 @@ from tests.backend.harness import draft_task, running_engine
 pytestmark = pytest.mark.slow
 
 
-def digest_in_a_process(dtype: Dtype, threads: int, groups: int, window: int, drafted: int) -> str:
+def answer_of_a_process(
+    dtype: Dtype, threads: int, groups: int, window: int, drafted: int, **variables: str
+) -> tuple[str, str]:
+    """Fingerprint and digest of the answers of a fresh process."""
     command = [
         sys.executable,
         "-m",
@@ -25,16 +28,27 @@ def digest_in_a_process(dtype: Dtype, threads: int, groups: int, window: int, dr
         *map(str, (threads, groups, window, drafted)),
     ]
     # Waiting threads that spin starve each other where cores are shared; it has no bearing on bits.
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"} | variables
+    output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    fingerprint, digest = output.split()
+    return fingerprint, digest
 
 
 def test_processes_threads_and_shapes_give_the_same_bits(dtype: Dtype) -> None:
-    digests = {
-        (threads, groups, window): digest_in_a_process(dtype, threads, groups, window, drafted)
+    answers = {
+        (threads, groups, window): answer_of_a_process(dtype, threads, groups, window, drafted)
         for threads, groups, window, drafted in [(1, 4, 32, 15), (2, 4, 32, 31), (1, 1, 16, 15), (1, 8, 64, 63)]
     }
-    assert len(set(digests.values())) == 1, digests
+    assert len(set(answers.values())) == 1, answers
+
+
+def test_another_instruction_set_holds_the_promise_under_another_fingerprint() -> None:
+    """oneDNN held to AVX2: bfloat16 numerics over float32 products."""
+    narrow = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    first = answer_of_a_process("bfloat16", 1, 4, 32, 15, **narrow)
+    assert answer_of_a_process("bfloat16", 1, 1, 16, 7, **narrow) == first
+    fingerprint, digest = answer_of_a_process("bfloat16", 1, 4, 32, 15)
+    assert (digest == first[1]) or (fingerprint != first[0])
 
 
 def test_without_verification_logprobs_change_with_the_company(smollm2: Checkpoint, dtype: Dtype) -> None:
