@@ -143,7 +143,7 @@ class ClosedLoop:
             case Draft(context=context, count=count):
                 task: Task = DecodeTask(list(context), count, self._load.sampling, frozenset(), 0, False)
             case Verify(context=context, draft=draft):
-                task = VerifyTask(list(context), list(draft), self._load.sampling, frozenset(), 0)
+                task = VerifyTask(list(context), list(draft), 0, self._load.sampling, frozenset(), 0)
             case Finished():
                 raise AssertionError("a completion does not end before its first token")
         self._submit(completion, task)
