@@ -15,6 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from backend.kernels.linear import multiplies_bfloat16
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -25,6 +29,8 @@ def circumstances(threads: int) -> dict[str, Any]:
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted": [line[3:] for line in _git("status", "--porcelain", "--", "backend", "benchmarks").splitlines()],
         "cpu": _cpu_model(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "native_bfloat16": multiplies_bfloat16(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_average": os.getloadavg(),
