@@ -243,7 +243,9 @@ class Scheduler:
             long = self._shape.groups * self._shape.window if self._shape_invariant else self._shape.window
             spans = [self._fixed_span(first, long)]
         else:
-            short = [task for task in self._verifying if self._rows_left(task) <= self._shape.window]
+            # Rows of one sequence beside windows would be padded to their width; they have a pass of their own.
+            least = 2 if self._shape_invariant else 1
+            short = [task for task in self._verifying if least <= self._rows_left(task) <= self._shape.window]
             group = short[: self._shape.groups]
             spans = [self._fixed_span(task, self._shape.window) for task in group]
         for task in group:
