@@ -106,7 +106,11 @@ class DraftResponse(msgspec.Struct, frozen=True):
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask the verifier to replay `draft` after `context` and to add its own next token. The draft may be empty."""
+    """Ask the verifier to replay `draft` after `context` and to add its own next token. The draft may be empty.
+
+    Behind its own token it decodes up to `extend` more by itself: they have the bits that drafting and verifying them
+    would have given.
+    """
 
     context: list[int]
     generated: int
@@ -114,10 +118,13 @@ class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: Sampling = Sampling()
     stop_ids: list[int] = []
     top_logprobs: int = 0
+    extend: int = 0
 
     def __post_init__(self) -> None:
         _check_context(self.context, self.generated)
         _check_ids(self.draft, "draft")
+        if self.extend < 0:
+            raise ValueError("extend must be 0 or more")
         _check_top(self.top_logprobs, "top_logprobs")
 
 
@@ -130,15 +137,18 @@ class VerifiedToken(msgspec.Struct, frozen=True):
 
 
 class VerifyResponse(msgspec.Struct, frozen=True):
-    """The tokens to commit: the `agreed` drafts, then the verifier's own token unless the sequence ended before it.
+    """The tokens to commit: the `agreed` drafts, the verifier's own token, and `extend` more, unless the sequence ends.
 
-    `finish` is "stop" when the last token is in `stop_ids`, "length" when the context limit leaves no room for another.
+    `finish` is "stop" when the last token is in `stop_ids`, "length" when the context limit leaves no room for another;
+    "stop" wins. `wants_draft` is the backend's advice for the next window: it costs less drafted and verified than
+    asked for with `extend`. Fewer tokens than `extend` asked for are no error.
     """
 
     agreed: int
     tokens: list[VerifiedToken]
     finish: Finish | None
     fingerprint: str
+    wants_draft: bool = True
 
 
 class StreamRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

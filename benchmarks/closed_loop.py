@@ -22,13 +22,17 @@ from gateway.dvr import Draft, Loop, Verdict, Verifier, Verify
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of the engine. Of requests number 0, 1, 2... the `share` that is verified is spread evenly."""
+    """What is asked of the engine. Of requests number 0, 1, 2... the `share` that is verified is spread evenly.
+
+    `adaptive` follows the engine's advice on whether to draft; otherwise every window is drafted.
+    """
 
     share: float
     in_flight: int
     new_tokens: int
     windows: tuple[int, ...]
     sampling: Sampling
+    adaptive: bool
 
 
 @dataclass(slots=True)
@@ -107,7 +111,7 @@ class ClosedLoop:
             self._obey(completion, completion.loop.start())
         else:
             completion = _Completion(self._events, None)
-            self._submit(completion, DecodeTask(prompt, count, self._load.sampling, frozenset(), 0, True))
+            self._submit(completion, DecodeTask(prompt, count, self._load.sampling, frozenset(), 0, is_draft=False))
         self._running.append(completion)
 
     def _hear(self, completion: _Completion, news: int | None, tally: Tally) -> None:
@@ -122,7 +126,8 @@ class ClosedLoop:
             self._obey(completion, loop.on_draft([token.id for token in task.produced]))
         elif isinstance(task, VerifyTask):
             tokens = tuple(Token(token.id, token.logprob) for token in task.produced)
-            verdict = Verdict(task.agreed, tokens, task.finish, self._verifier.fingerprint)
+            wants_draft = task.wants_draft or not self._load.adaptive
+            verdict = Verdict(task.agreed, tokens, task.finish, self._verifier.fingerprint, wants_draft)
             commit, command = loop.on_verdict(verdict)
             tally.tokens += len(tokens)
             tally.verified_tokens += len(tokens)
@@ -141,9 +146,9 @@ class ClosedLoop:
     def _obey(self, completion: _Completion, command: Draft | Verify | Finished) -> None:
         match command:
             case Draft(context=context, count=count):
-                task: Task = DecodeTask(list(context), count, self._load.sampling, frozenset(), 0, False)
-            case Verify(context=context, draft=draft):
-                task = VerifyTask(list(context), list(draft), self._load.sampling, frozenset(), 0)
+                task: Task = DecodeTask(list(context), count, self._load.sampling, frozenset(), 0, is_draft=True)
+            case Verify(context=context, draft=draft, extend=extend):
+                task = VerifyTask(list(context), list(draft), extend, self._load.sampling, frozenset(), 0)
             case Finished():
                 raise AssertionError("a completion does not end before its first token")
         self._submit(completion, task)

@@ -31,7 +31,7 @@ def load(checkpoint: Checkpoint) -> tuple[Generate, dict[str, Any]]:
     def generate(prompts: list[list[int]], count: int) -> list[list[int]]:
         ends: SimpleQueue[Exception | None] = SimpleQueue()
         tasks = [
-            DecodeTask(prompt, count, Sampling(temperature=0.0), frozenset(), top=0, top_as_logprobs=False)
+            DecodeTask(prompt, count, Sampling(temperature=0.0), frozenset(), top=0, is_draft=True)
             for prompt in prompts
         ]
         for task in tasks:

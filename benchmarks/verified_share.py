@@ -1,8 +1,9 @@
 """Throughput by share of verified traffic, for several verify shapes, as a ratio to no verified traffic at all.
 
-A closed loop on the engine itself (closed_loop.py). All engines of a dtype live in one process and take turns, round
-by round, so that noise hits all of them; a figure is the median of the rounds. "All invariant" decodes everything in
-the fixed lane's arithmetic: the same bits without drafts, hence also without rollbacks.
+A closed loop on the engine itself (closed_loop.py). "Drafted" drafts and verifies every window; "adaptive" follows the
+engine's advice and has windows decoded in the fixed lane where that is cheaper. "All invariant" decodes everything in
+the fixed lane's arithmetic: the same bits without drafts, hence also without rollbacks. All engines of a dtype live in
+one process and take turns, round by round, so that noise hits all of them; a figure is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def cells(shapes: list[tuple[int, int]]) -> list[Cell]:
     first = shapes[0]
     return [
         Cell("off", *first, 0.0),
-        *(Cell(f"verified {groups}x{window}", groups, window, share) for groups, window in shapes for share in _SHARES),
+        *(Cell(f"drafted {groups}x{window}", groups, window, share) for groups, window in shapes for share in _SHARES),
+        *(Cell("adaptive", *first, share) for share in _SHARES),
         Cell("all invariant", *first, 0.0),
     ]
 
@@ -65,7 +67,7 @@ def measure(dtype: Dtype, options: argparse.Namespace) -> dict[str, Any]:
                 engines[key].start()
             windows = window_schedule(_FIRST_WINDOW, cell.window - 1)
             sampling = Sampling(temperature=options.temperature, seed=1)
-            load = Load(cell.share, options.in_flight, options.tokens, windows, sampling)
+            load = Load(cell.share, options.in_flight, options.tokens, windows, sampling, cell.way == "adaptive")
             loop = ClosedLoop(engines[key], numbered(prompts, number), load)
             tallies[cell].append(loop.run(options.warm_up, options.seconds))
             number += 1000

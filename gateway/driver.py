@@ -104,12 +104,19 @@ async def _verify(backend: WindowBackend, job: Job, command: Verify) -> Verdict:
             context=list(command.context),
             generated=command.generated,
             draft=list(command.draft),
+            extend=command.extend,
             sampling=job.sampling,
             stop_ids=list(job.stop_ids),
             top_logprobs=job.top_logprobs,
         )
     )
-    return Verdict(response.agreed, tuple(map(_token, response.tokens)), response.finish, response.fingerprint)
+    return Verdict(
+        agreed=response.agreed,
+        tokens=tuple(map(_token, response.tokens)),
+        finish=response.finish,
+        fingerprint=response.fingerprint,
+        wants_draft=response.wants_draft,
+    )
 
 
 def _token(token: VerifiedToken | StreamToken) -> Token:

@@ -2,10 +2,11 @@
 
 Theory of operation. The loop hands out one command at a time and is told the outcome:
 
-    start() ──────────────▶ Verify(prompt, ())          the first token comes from the verifier alone
+    start() ──────────────▶ Verify(prompt, ())             the first token comes from the verifier alone
     on_verdict(verdict) ──▶ Commit, then one of
-                              Draft(context, count)     propose the next window
-                              Verify(context, ())       no window fits: one more token by verification alone
+                              Draft(context, count)        propose the next window
+                              Verify(context, (), extend)  the verifier decodes the next window itself: cheaper now,
+                                                           or no draft fits
                               Finished(finish)
     on_draft(ids) ────────▶ Verify(context, draft)
 
@@ -41,11 +42,12 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Replay `draft` after `context` and add the verifier's own next token."""
+    """Replay `draft` after `context` and add the verifier's own next token, then up to `extend` more."""
 
     context: tuple[int, ...]
     generated: int
     draft: tuple[int, ...]
+    extend: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Verdict:
     tokens: tuple[Token, ...]
     finish: Finish | None
     fingerprint: str
+    wants_draft: bool = True
 
 
 Command: TypeAlias = Draft | Verify | Finished
@@ -102,27 +105,27 @@ class Loop:
         """The pending verification came back: what now stands, and what to do next."""
         assert isinstance(self._pending, Verify)
         draft = self._pending.draft
-        self._check(draft, verdict)
+        self._check(self._pending, verdict)
         self._committed += [token.id for token in verdict.tokens]
         rejected = len(draft) - verdict.agreed
         self._counts += Counts(windows=1, rollbacks=int(rejected > 0), rolled_back=rejected)
-        self._pending = self._after(verdict.finish)
+        self._pending = self._after(verdict)
         return Commit(verdict.tokens, self._counts), self._pending
 
-    def _after(self, finish: Finish | None) -> Command:
-        if finish is not None:
-            return Finished(finish)
+    def _after(self, verdict: Verdict) -> Command:
+        if verdict.finish is not None:
+            return Finished(verdict.finish)
         room = self._job.max_tokens - len(self._committed)
         if room == 0:
             return Finished("length")
         # The verifier adds a token of its own, so one less is worth drafting. The prompt's own pass took no window.
         count = min(self._windows[min(self._counts.windows, len(self._windows)) - 1], room - 1)
-        if count == 0:
-            return self._verify(())
+        if count == 0 or not verdict.wants_draft:
+            return self._verify((), extend=count)
         return Draft(self._context(), len(self._committed), count)
 
-    def _verify(self, draft: tuple[int, ...]) -> Verify:
-        command = Verify(self._context(), len(self._committed), draft)
+    def _verify(self, draft: tuple[int, ...], extend: int = 0) -> Verify:
+        command = Verify(self._context(), len(self._committed), draft, extend)
         self._pending = command
         return command
 
@@ -140,7 +143,8 @@ class Loop:
                 break
         return tuple(draft)
 
-    def _check(self, draft: tuple[int, ...], verdict: Verdict) -> None:
+    def _check(self, asked: Verify, verdict: Verdict) -> None:
+        draft = asked.draft
         if verdict.fingerprint != self._verifier.fingerprint:
             raise ProtocolViolation(
                 f"the verifier's fingerprint is {verdict.fingerprint!r}, expected {self._verifier.fingerprint!r}"
@@ -155,7 +159,8 @@ class Loop:
         if not all(0 <= id_ < self._verifier.vocab_size for id_ in ids):
             raise ProtocolViolation("the verifier returned a token id outside the vocabulary")
         ended_in_draft = verdict.finish is not None and len(ids) == verdict.agreed
-        if len(ids) != verdict.agreed + 1 and not ended_in_draft:
+        own = len(ids) - verdict.agreed
+        if not 1 <= own <= 1 + asked.extend and not ended_in_draft:
             raise ProtocolViolation(f"the verifier returned {len(ids)} tokens after agreeing to {verdict.agreed}")
         if any(id_ in self._job.stop_ids for id_ in ids[:-1]):
             raise ProtocolViolation("the verifier went on after the end of the sequence")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -17,6 +18,8 @@ import torch
 from backend.engine.checkpoint import Checkpoint, Progress
 from backend.engine.fingerprint import fingerprint
 from backend.engine.kv_pool import RESERVED_BLOCKS, KvPool, block_bytes
+from backend.engine.lane_costs import LaneCosts
+from backend.engine.measure import MEASURE_BLOCKS, measure
 from backend.engine.model import Model
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.probe import PROBE_BLOCKS, InvarianceError, probe
@@ -99,6 +102,9 @@ class Engine:
             log.error("the verify role is refused: %s", error)
             self.refusal = str(error)
             roles = ["draft"]
+        self._costs = LaneCosts(shape.window)
+        if fixed.shape_invariant:
+            measure(Runner(model, KvPool(config, dtype, MEASURE_BLOCKS), fast, fixed, shape), config, self._costs)
         max_context = min(config.max_position, blocks * BLOCK)
         self._scheduler = Scheduler(
             self._cache,
@@ -108,6 +114,7 @@ class Engine:
             max_waiting=settings.max_waiting,
             prefill_rows=_PREFILL_ROWS,
             max_running=_MAX_RUNNING,
+            costs=self._costs,
         )
         self.info = Info(
             protocol=PROTOCOL_VERSION,
@@ -177,6 +184,7 @@ class Engine:
 
     def _perform(self, work: Pass) -> None:
         before = [len(span.task.produced) for span in work.spans]
+        started = time.perf_counter()
         try:
             chosen = self._runner.run(work)
         except (FloatingPointError, RuntimeError, MemoryError) as error:
@@ -185,6 +193,7 @@ class Engine:
                 self._scheduler.fail(span.task)
                 self._listeners.pop(span.task).failed(EngineError(str(error)))
             return
+        self._observe(work, time.perf_counter() - started)
         ended = set(self._scheduler.apply(work, chosen))
         for span, count in zip(work.spans, before, strict=True):
             listener = self._listeners[span.task]
@@ -193,3 +202,11 @@ class Engine:
             if span.task in ended:
                 del self._listeners[span.task]
                 listener.ended()
+
+    def _observe(self, work: Pass, seconds: float) -> None:
+        """Keep the costs current; prompts say nothing of decoding and are left out."""
+        counts = [span.count for span in work.spans]
+        if max(counts) == 1:
+            self._costs.observe(work.lane, len(counts), seconds)
+        elif work.lane == "fixed" and max(counts) <= self.info.verify.window:
+            self._costs.observe("window", sum(counts), seconds)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from backend.engine.checkpoint import ModelConfig
@@ -25,8 +28,8 @@ class KvPool:
     def __init__(self, config: ModelConfig, dtype: torch.dtype, blocks: int):
         shape = (blocks + RESERVED_BLOCKS, config.kv_heads, BLOCK, config.head_dim)
         self.blocks = blocks
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(config.layers)]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(config.layers)]
+        self.keys = [_lazy_zeros(shape, dtype) for _ in range(config.layers)]
+        self.values = [_lazy_zeros(shape, dtype) for _ in range(config.layers)]
         self._heads = torch.arange(config.kv_heads)
 
     def rows(self, slots: torch.Tensor) -> torch.Tensor:
@@ -51,3 +54,8 @@ class KvPool:
         """Copy the keys and values of a block's first `positions` positions."""
         for pool in (*self.keys, *self.values):
             pool[target, :, :positions].copy_(pool[source, :, :positions])
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that take memory only once they are written to, which torch.zeros does at once."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -5,6 +5,8 @@ Rules:
   always runs to its end. One that does not fit waits, and those behind it wait with it.
 - Lanes take turns. While both have work, a fixed-lane pass follows a fast-lane pass and the other way round, so neither
   kind of traffic starves.
+- Where the fixed lane's arithmetic does not depend on the number of rows, its tasks that decode (one row each) share a
+  pass, and the fast lane's decoding tasks ride along in it: one pass over the weights serves both.
 - In the fast lane, prefill and decoding take turns in the same way. A decode pass takes one row of every
   decoding task.
 - In the fixed lane, tasks take turns in order of arrival. Tasks with at most a window of rows left share a pass of up
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from backend.engine.lane_costs import LaneCosts
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
 from backend.protocol import VerifyShape
@@ -59,10 +62,12 @@ class Scheduler:
         max_waiting: int,
         prefill_rows: int,
         max_running: int,
+        costs: LaneCosts,
     ):
         self._cache = cache
         self._shape = shape
-        self._long_rows = shape.groups * shape.window if shape_invariant else shape.window
+        self._shape_invariant = shape_invariant
+        self._costs = costs
         self._max_context = max_context
         self._max_waiting = max_waiting
         self._prefill_rows = prefill_rows
@@ -123,13 +128,15 @@ class Scheduler:
 
     def next_pass(self) -> Pass | None:
         """The rows to run now, or None where there is nothing to do."""
-        has_fast = bool(self._prefilling or self._decoding)
+        # Decoding tasks ride along in the fixed lane's decoding pass where there is one.
+        rides = self._shape_invariant and any(self._rows_left(task) == 1 for task in self._verifying)
+        has_fast = bool(self._prefilling or (self._decoding and not rides))
         if self._verifying and (not has_fast or self._last_lane == "fast"):
             self._last_lane = "fixed"
             return Pass("fixed", self._fixed_spans())
         if has_fast:
             self._last_lane = "fast"
-            prefills = bool(self._prefilling) and not (self._decoding and self._prefilled_last)
+            prefills = bool(self._prefilling) and (rides or not (self._decoding and self._prefilled_last))
             self._prefilled_last = prefills
             return Pass("fast", self._prefill_spans() if prefills else self._decode_spans())
         return None
@@ -143,16 +150,26 @@ class Scheduler:
                 continue  # Cancelled while the pass ran.
             task.computed = span.start + span.count
             if isinstance(task, VerifyTask):
-                self._verify(task, tokens)
+                for token in tokens:
+                    self._commit(task, token)
+                    if task.done or task.computed < span.start + span.count:
+                        break  # What follows was computed behind a refused draft.
             elif tokens:
                 self._extend(task, tokens[0])
             if task.done:
+                if isinstance(task, VerifyTask):
+                    self._costs.observe_verdict(len(task.draft), task.agreed)
+                    task.wants_draft = self._wants_draft()
                 self._end(task)
                 ended.append(task)
             elif isinstance(task, DecodeTask) and task not in self._decoding:
                 self._prefilling.remove(task)
                 self._file(task)
         return ended
+
+    def _wants_draft(self) -> bool:
+        drafts = sum(task.is_draft for task in (*self._prefilling, *self._decoding))
+        return not self._shape_invariant or self._costs.prefer_drafts(self._running, len(self._verifying) + drafts)
 
     @property
     def _running(self) -> int:
@@ -183,19 +200,23 @@ class Scheduler:
         elif len(task.tokens) >= self._max_context:
             task.finish = "length"
 
-    def _verify(self, task: VerifyTask, tokens: Sequence[Scored]) -> None:
-        for token in tokens:
-            index = len(task.produced)
-            task.produced.append(token)
-            agrees = index < len(task.draft) and token.id == task.draft[index]
-            task.agreed += agrees
-            if token.id in task.stop_ids:
-                task.finish = "stop"
-            elif len(task.context) + len(task.produced) >= self._max_context:
-                task.finish = "length"
-            if task.finish is not None or not agrees:
-                task.done = True
-                return
+    def _commit(self, task: VerifyTask, token: Scored) -> None:
+        """Take the verifier's next token: it agrees with the draft, or replaces what is left of it."""
+        index = len(task.produced)
+        position = len(task.context) + index
+        task.produced.append(token)
+        if index < len(task.draft) and task.agreed == index and token.id == task.draft[index]:
+            task.agreed += 1
+        else:
+            task.tokens[position:] = [token.id]
+            task.computed = position
+            task.done = len(task.produced) > task.agreed + task.extend
+        if token.id in task.stop_ids:
+            task.finish = "stop"
+        elif position + 1 >= self._max_context:
+            task.finish = "length"
+        if task.finish is not None:
+            task.done = True
 
     def _decode_spans(self) -> list[Span]:
         return [Span(task, task.computed, 1, 1) for task in self._decoding]
@@ -214,19 +235,28 @@ class Scheduler:
 
     def _fixed_spans(self) -> list[Span]:
         first = self._verifying[0]
-        if self._rows_left(first) > self._shape.window:
-            group, limit = [first], self._long_rows
+        if self._rows_left(first) == 1 and self._shape_invariant:
+            group = [task for task in self._verifying if self._rows_left(task) == 1]
+            spans = [self._fixed_span(task, 1) for task in group] + self._decode_spans()
+        elif self._rows_left(first) > self._shape.window:
+            group = [first]
+            long = self._shape.groups * self._shape.window if self._shape_invariant else self._shape.window
+            spans = [self._fixed_span(first, long)]
         else:
-            short = [task for task in self._verifying if self._rows_left(task) <= self._shape.window]
-            group, limit = short[: self._shape.groups], self._shape.window
-        spans = []
+            # Rows of one sequence beside windows would be padded to their width; they have a pass of their own.
+            least = 2 if self._shape_invariant else 1
+            short = [task for task in self._verifying if least <= self._rows_left(task) <= self._shape.window]
+            group = short[: self._shape.groups]
+            spans = [self._fixed_span(task, self._shape.window) for task in group]
         for task in group:
-            count = min(self._rows_left(task), limit)
-            first_choice = max(task.computed, len(task.context) - 1)
-            spans.append(Span(task, task.computed, count, max(0, task.computed + count - first_choice)))
             self._verifying.remove(task)
             self._verifying.append(task)
         return spans
+
+    def _fixed_span(self, task: VerifyTask, limit: int) -> Span:
+        count = min(self._rows_left(task), limit)
+        first_choice = max(task.computed, len(task.context) - 1)
+        return Span(task, task.computed, count, max(0, task.computed + count - first_choice))
 
     @staticmethod
     def _rows_left(task: VerifyTask) -> int:

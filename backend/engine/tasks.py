@@ -24,14 +24,14 @@ class Scored:
 
 @dataclass(slots=True, eq=False)
 class DecodeTask:
-    """Up to `count` fast-lane tokens after a context: a draft, or a stream without a guarantee."""
+    """Up to `count` fast-lane tokens after a context: a draft where `is_draft`, else a stream without a guarantee."""
 
     context: list[int]
     count: int
     sampling: Sampling
     stop_ids: frozenset[int]
     top: int
-    top_as_logprobs: bool
+    is_draft: bool
     tokens: list[int] = field(init=False)
     computed: int = 0
     produced: list[Scored] = field(default_factory=list)
@@ -44,6 +44,11 @@ class DecodeTask:
     @property
     def done(self) -> bool:
         return self.finish is not None or len(self.produced) == self.count
+
+    @property
+    def top_as_logprobs(self) -> bool:
+        """Drafts report logits, streams logprobs."""
+        return not self.is_draft
 
     @property
     def capacity(self) -> int:
@@ -65,10 +70,14 @@ class DecodeTask:
 
 @dataclass(slots=True, eq=False)
 class VerifyTask:
-    """Replay a draft in the fixed lane: commit what agrees, then the verifier's own token."""
+    """Replay a draft in the fixed lane: commit what agrees, the verifier's own token, and `extend` more behind it.
+
+    `tokens` are the context, what is committed, and the drafts not judged yet.
+    """
 
     context: list[int]
     draft: list[int]
+    extend: int
     sampling: Sampling
     stop_ids: frozenset[int]
     top: int
@@ -79,6 +88,7 @@ class VerifyTask:
     done: bool = False
     finish: Finish | None = None
     lease: Lease | None = None
+    wants_draft: bool = True
     top_as_logprobs: bool = True
 
     def __post_init__(self) -> None:
@@ -86,12 +96,13 @@ class VerifyTask:
 
     @property
     def capacity(self) -> int:
-        return len(self.tokens)
+        """Tokens whose KV this task may come to hold. The last token chosen never enters the KV."""
+        return len(self.context) + len(self.draft) + self.extend
 
     @property
     def valid(self) -> int:
-        """How many leading tokens have KV worth keeping: refused drafts have some too, but no future."""
-        return min(self.computed, len(self.context) + self.agreed)
+        """How many leading tokens have KV that stands. Refused drafts are no longer among the tokens."""
+        return self.computed
 
     @property
     def fixed(self) -> int:

@@ -12,6 +12,7 @@ import uvicorn
 
 from backend.engine.checkpoint import CheckpointError
 from backend.engine.engine import Engine, EngineError
+from backend.engine.memory import give_back
 from backend.engine.open_checkpoint import open_checkpoint
 from backend.server.app import Backend, create_app
 from backend.settings import Dtype, EngineSettings
@@ -63,8 +64,11 @@ def main(
             failures.append(error)
             server.should_exit = True
             return
+        tokenizer = checkpoint.tokenizer
+        del checkpoint
+        give_back()
         engine.start()
-        backend.ready(engine, checkpoint.tokenizer)
+        backend.ready(engine, tokenizer)
 
     threading.Thread(target=load, name="loader", daemon=True).start()
     server.run()

@@ -106,7 +106,7 @@ def create_app(backend: Backend) -> FastAPI:
             sampling=call.sampling,
             stop_ids=frozenset(call.stop_ids),
             top=call.top_logits,
-            top_as_logprobs=False,
+            is_draft=True,
         )
         await _unless_gone(request, run(engine, task))
         tokens = [DraftToken(id=t.id, logprob=t.logprob, margin=t.margin, top=t.top) for t in task.produced]
@@ -121,9 +121,11 @@ def create_app(backend: Backend) -> FastAPI:
         _check_ids(engine, call.draft, "draft")
         _check_room(engine, len(call.context), "context")
         _check_room(engine, len(call.context) + len(call.draft), "draft")
+        room = engine.info.max_context - len(call.context) - len(call.draft) - 1
         task = VerifyTask(
             context=call.context,
             draft=call.draft,
+            extend=min(call.extend, room),
             sampling=call.sampling,
             stop_ids=frozenset(call.stop_ids),
             top=call.top_logprobs,
@@ -135,6 +137,7 @@ def create_app(backend: Backend) -> FastAPI:
                 tokens=[VerifiedToken(id=t.id, logprob=t.logprob, top=t.top) for t in task.produced],
                 finish=task.finish,
                 fingerprint=engine.info.fingerprint,
+                wants_draft=task.wants_draft,
             )
         )
 
@@ -149,7 +152,7 @@ def create_app(backend: Backend) -> FastAPI:
             sampling=call.sampling,
             stop_ids=frozenset(call.stop_ids),
             top=call.top_logprobs,
-            top_as_logprobs=True,
+            is_draft=False,
         )
         # The first tokens decide between an error status and a stream.
         tokens = stream(engine, task)

@@ -116,15 +116,35 @@ class Calls:
             turn += 1
         return [(token.id, token.logprob) for token in done[:count]]
 
+    def decode(
+        self, prompt: list[int], count: int, sampling: Sampling, extends: Sequence[int] = (7,)
+    ) -> list[tuple[int, float]]:
+        """The same, decoded in the fixed lane directly, in calls of the given lengths in turn; drafts are wrong."""
+        done: list[Scored] = []
+        turn = 0
+        while len(done) < count:
+            context = prompt + [token.id for token in done]
+            task = verify_task(context, [0] * (turn % 3), sampling, extend=extends[turn % len(extends)])
+            self.run(task)
+            assert len(task.produced) == task.agreed + 1 + task.extend
+            done += task.produced
+            turn += 1
+        return [(token.id, token.logprob) for token in done[:count]]
+
 
 def draft_task(context: list[int], count: int, sampling: Sampling, stop: frozenset[int] = frozenset()) -> DecodeTask:
-    return DecodeTask(context, count, sampling, stop, top=0, top_as_logprobs=False)
+    return DecodeTask(context, count, sampling, stop, top=0, is_draft=True)
 
 
 def verify_task(
-    context: list[int], draft: list[int], sampling: Sampling, top: int = 0, stop: frozenset[int] = frozenset()
+    context: list[int],
+    draft: list[int],
+    sampling: Sampling,
+    top: int = 0,
+    stop: frozenset[int] = frozenset(),
+    extend: int = 0,
 ) -> VerifyTask:
-    return VerifyTask(context, draft, sampling, stop, top)
+    return VerifyTask(context, draft, extend, sampling, stop, top)
 
 
 @contextmanager

@@ -106,9 +106,8 @@ def test_company_cancellations_and_evictions_change_nothing(calls: Calls) -> Non
             context = [*prompts[local.randrange(10)][: local.randint(1, 150)], local.randrange(TINY.vocab_size)]
             sampling = samplings[local.randrange(4)]
             if local.random() < 0.5:
-                task = verify_task(
-                    context, [local.randrange(TINY.vocab_size) for _ in range(local.randint(0, 90))], sampling
-                )
+                draft = [local.randrange(TINY.vocab_size) for _ in range(local.randint(0, 90))]
+                task = verify_task(context, draft, sampling, extend=local.choice([0, 30]))
             else:
                 task = draft_task(context, local.randint(1, 100), sampling)
             waiter = Waiter()

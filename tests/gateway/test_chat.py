@@ -142,6 +142,18 @@ async def test_no_drafter_changes_a_byte(toy: ToyBackend, drafter: Drafter, wind
     assert {**body, "created": 0} == {**(await _reference(toy)).json(), "created": 0}
 
 
+async def test_a_verifier_that_decodes_by_itself_changes_no_byte(toy: ToyBackend) -> None:
+    toy.wants_draft = False
+    async with launch_gateway(toy.url) as gateway:
+        response = await gateway.chat(
+            is_deterministic=True, max_tokens=50, logprobs=True, top_logprobs=3, temperature=0.7, seed=3
+        )
+    assert toy.calls["/v1/draft"] == 0 and toy.calls["/v1/verify"] > 1
+    toy.wants_draft = True
+    assert {**response.json(), "created": 0} == {**(await _reference(toy)).json(), "created": 0}
+    assert toy.calls["/v1/draft"] > 0
+
+
 async def _reference(toy: ToyBackend) -> httpx.Response:
     toy.drafter, toy.window = DRAFTERS["honest"], 16
     async with launch_gateway(toy.url) as gateway:

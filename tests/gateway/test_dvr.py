@@ -41,24 +41,34 @@ class Oracle:
             if len(out) == max_tokens or self._prompt + len(out) == self._limit:
                 return out, "length"
 
-    def verify(self, command: Verify) -> Verdict:
+    def verify(self, command: Verify, extends: int = 0, wants_draft: bool = True) -> Verdict:
+        """Decodes `extends` tokens behind its own, or as many as were asked for where those are fewer."""
         tokens: list[Token] = []
         finish: Finish | None = None
         agreed = 0
-        for drafted in (*command.draft, None):
+        agrees = True
+        more = min(extends, command.extend)
+        for drafted in (*command.draft, *[None] * (1 + more)):
             id_ = self.token(command.generated + len(tokens))
             tokens.append(Token(id_, -0.5 * id_))
-            agreed += id_ == drafted
+            agrees = agrees and id_ == drafted
+            agreed += agrees
             if id_ == EOS:
                 finish = "stop"
             elif self._prompt + command.generated + len(tokens) == self._limit:
                 finish = "length"
-            if finish or id_ != drafted:
+            if finish or len(tokens) == agreed + 1 + more:
                 break
-        return Verdict(agreed, tuple(tokens), finish, VERIFIER.fingerprint)
+        return Verdict(agreed, tuple(tokens), finish, VERIFIER.fingerprint, wants_draft)
 
 
-def run(loop: Loop, oracle: Oracle, draft: Callable[[Draft], Sequence[int]]) -> tuple[list[int], Finish, Counts]:
+def run(
+    loop: Loop,
+    oracle: Oracle,
+    draft: Callable[[Draft], Sequence[int]],
+    mood: Callable[[], tuple[int, bool]] = lambda: (0, True),
+) -> tuple[list[int], Finish, Counts]:
+    """Drive the loop; `mood` says how far the verifier extends and whether it wants a draft next."""
     committed: list[int] = []
     counts = Counts()
     command: Command = loop.start()
@@ -66,7 +76,7 @@ def run(loop: Loop, oracle: Oracle, draft: Callable[[Draft], Sequence[int]]) -> 
         if isinstance(command, Draft):
             command = loop.on_draft(draft(command))
         else:
-            commit, command = loop.on_verdict(oracle.verify(command))
+            commit, command = loop.on_verdict(oracle.verify(command, *mood()))
             assert len(commit.tokens) >= 1
             committed += [token.id for token in commit.tokens]
             counts = commit.counts
@@ -100,7 +110,10 @@ def test_any_drafter_any_windows(
         broken_at = st.integers(0, command.count)
         return data.draw(st.one_of(st.just(truth), wild, st.builds(lambda i, w: truth[:i] + w, broken_at, wild)))
 
-    committed, finish, counts = run(loop, oracle, draft)
+    def mood() -> tuple[int, bool]:
+        return data.draw(st.tuples(st.integers(0, 12), st.booleans()))
+
+    committed, finish, counts = run(loop, oracle, draft, mood)
     assert (committed, finish) == oracle.answer(max_tokens)
     assert counts.windows <= len(committed)
     assert counts.rolled_back <= counts.drafted
@@ -127,6 +140,18 @@ def test_windows_grow_and_never_reach_past_max_tokens() -> None:
     assert asked == [2, 4, 8, 8, 2]
     assert (len(committed), finish) == (30, "length")
     assert counts == Counts(windows=6, drafted=24)
+
+
+def test_a_verifier_that_wants_no_draft_is_asked_to_go_on_by_itself() -> None:
+    loop = Loop(job(8), (4,), VERIFIER)
+    loop.start()
+    _, command = loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f", wants_draft=False))
+    assert command == Verify((1, 2, 5), 1, (), extend=4)
+    five = tuple(Token(3, -1.0) for _ in range(5))
+    _, command = loop.on_verdict(Verdict(0, five, None, "f", wants_draft=False))
+    assert command == Verify((1, 2, 5, 3, 3, 3, 3, 3), 6, (), extend=1), "it asks for no more than there is room for"
+    with pytest.raises(ProtocolViolation):
+        loop.on_verdict(Verdict(0, five[:3], None, "f"))
 
 
 def test_a_rejected_draft_is_counted_as_rolled_back() -> None:

@@ -103,6 +103,7 @@ class ToyBackend:
     window: int = 16
     max_context: int = 4096
     fingerprint: str = FINGERPRINT
+    wants_draft: bool = True
     roles: tuple[str, ...] = ("draft", "verify")
     health: Health = Health("ready", 1.0)  # noqa: RUF009  # frozen
     calls: Counter[str] = field(default_factory=Counter)
@@ -140,16 +141,17 @@ class ToyBackend:
 
     def verify(self, request: VerifyRequest) -> VerifyResponse:
         context, tokens, finish = list(request.context), list[VerifiedToken](), None
-        agreed = 0
-        for drafted in [*request.draft, None]:
+        agreed, agrees = 0, True
+        for drafted in [*request.draft, *[None] * (1 + request.extend)]:
             token = self.model.next(context, request.generated + len(tokens), request.sampling, request.top_logprobs)
             tokens.append(token)
             context.append(token.id)
-            agreed += token.id == drafted
+            agrees = agrees and token.id == drafted
+            agreed += agrees
             finish = self._finish(context, request.stop_ids)
-            if token.id != drafted or finish:
+            if finish or len(tokens) == agreed + 1 + request.extend:
                 break
-        return VerifyResponse(agreed, tokens, finish, self.fingerprint)
+        return VerifyResponse(agreed, tokens, finish, self.fingerprint, self.wants_draft)
 
     def stream(self, request: StreamRequest) -> list[StreamEvent]:
         context, events = list(request.context), list[StreamEvent]()
