@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from backend.engine.admission import Admission, QueueFullError
 from backend.engine.checkpoint import Checkpoint, Progress
 from backend.engine.fingerprint import fingerprint
 from backend.engine.kv_pool import RESERVED_BLOCKS, KvPool, block_bytes
@@ -24,7 +25,7 @@ from backend.engine.model import Model
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.probe import PROBE_BLOCKS, InvarianceError, probe
 from backend.engine.runner import Runner
-from backend.engine.scheduler import Pass, QueueFullError, Scheduler
+from backend.engine.scheduler import Pass, Scheduler
 from backend.engine.tasks import DecodeTask, Scored, Task
 from backend.kernels.attention import BLOCK
 from backend.kernels.ops import CPU_FAST, CPU_FIXED, Ops
@@ -81,8 +82,10 @@ class Engine:
         progress: Progress,
         fast: Ops = CPU_FAST,
         fixed: Ops = CPU_FIXED,
+        on_breakdown: Callable[[], None] = lambda: None,
     ):
         torch.set_num_threads(settings.threads)
+        self._on_breakdown = on_breakdown
         self.refusal: str | None = None
         """Why the verify role is refused, where the probe failed."""
         config = checkpoint.config
@@ -107,13 +110,11 @@ class Engine:
             measure(Runner(model, KvPool(config, dtype, MEASURE_BLOCKS), fast, fixed, shape), config, self._costs)
         max_context = min(config.max_position, blocks * BLOCK)
         self._scheduler = Scheduler(
-            self._cache,
+            Admission(self._cache, _MAX_RUNNING, settings.max_waiting),
             shape,
             fixed.shape_invariant,
             max_context=max_context,
-            max_waiting=settings.max_waiting,
             prefill_rows=_PREFILL_ROWS,
-            max_running=_MAX_RUNNING,
             costs=self._costs,
         )
         self.info = Info(
@@ -129,7 +130,7 @@ class Engine:
         )
         self._listeners: dict[Task, Listener] = {}
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -141,12 +142,34 @@ class Engine:
         self._thread.join()
 
     def submit(self, task: Task, listener: Listener) -> None:
-        """Queue a task. The listener hears a QueueFullError where the queue is full."""
+        """Queue a task. The listener hears a QueueFullError where the queue is full, an EngineError after the end."""
         self._commands.put(_Submit(task, listener))
+        if not self._thread.is_alive():
+            self._refuse_commands()
 
     def cancel(self, task: Task, done: Callable[[], None] = lambda: None) -> None:
         """Drop a task and free what it holds, after the pass that is running; its listener hears nothing more."""
         self._commands.put(_Cancel(task, done))
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException:
+            log.critical("the engine has broken down")
+            self._on_breakdown()
+            raise
+        finally:
+            for listener in self._listeners.values():
+                listener.failed(EngineError("the engine has stopped"))
+            self._listeners.clear()
+            self._refuse_commands()
+
+    def _refuse_commands(self) -> None:
+        """Answer what is in the queue when no thread reads it any more."""
+        while not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, _Submit):
+                command.listener.failed(EngineError("the engine has stopped"))
 
     @torch.inference_mode()
     def _loop(self) -> None:
@@ -156,8 +179,6 @@ class Engine:
             while work is None or not self._commands.empty():
                 command = self._commands.get()
                 if isinstance(command, _Stop):
-                    for listener in self._listeners.values():
-                        listener.failed(EngineError("the engine is stopping"))
                     return
                 self._obey(command)
                 if self._commands.empty():
@@ -172,7 +193,7 @@ class Engine:
     def _obey(self, command: _Submit | _Cancel) -> None:
         if isinstance(command, _Cancel):
             if self._listeners.pop(command.task, None) is not None:
-                self._scheduler.cancel(command.task)
+                self._scheduler.end(command.task)
             command.done()
             return
         try:
@@ -187,16 +208,21 @@ class Engine:
         started = time.perf_counter()
         try:
             chosen = self._runner.run(work)
-        except (FloatingPointError, RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError) as error:
             log.exception("a pass of the %s lane broke", work.lane)
             for span in work.spans:
                 self._scheduler.fail(span.task)
                 self._listeners.pop(span.task).failed(EngineError(str(error)))
             return
         self._observe(work, time.perf_counter() - started)
-        ended = set(self._scheduler.apply(work, chosen))
+        outcome = self._scheduler.apply(work, chosen)
+        for task in outcome.broken:
+            self._listeners.pop(task).failed(EngineError("the model's logits for this context are not finite"))
+        ended = set(outcome.ended)
         for span, count in zip(work.spans, before, strict=True):
-            listener = self._listeners[span.task]
+            listener = self._listeners.get(span.task)
+            if listener is None:
+                continue
             if len(span.task.produced) > count and isinstance(span.task, DecodeTask):
                 listener.produced(span.task.produced[count:])
             if span.task in ended:

@@ -73,9 +73,10 @@ class PrefixCache:
         """Leases not yet released."""
         return len(self._leases)
 
-    def fits(self, capacity: int) -> bool:
-        """Whether a call of `capacity` tokens fits into an otherwise empty cache."""
-        return self._blocks_for(capacity) <= self._total
+    @property
+    def total(self) -> int:
+        """Blocks in all."""
+        return self._total
 
     def acquire(self, tokens: Sequence[int], capacity: int, prefer_fixed: bool) -> Lease | None:
         """Lease blocks for `capacity` tokens that begin with `tokens`, reusing what is cached of them.
@@ -92,6 +93,10 @@ class PrefixCache:
         for node in pinned:
             self._pin(node)
         needed = self._blocks_for(capacity) - len(shared) - takes_over
+        if source is not None and not takes_over and needed > len(self._free) + len(self._idle):
+            # Memory is too tight to keep what would be copied; its block is needed itself.
+            self._unpin(pinned.pop())
+            source, common = None, 0
         if needed > len(self._free) + len(self._idle):
             for node in reversed(pinned):
                 self._unpin(node)
@@ -120,6 +125,13 @@ class PrefixCache:
         )
         self._leases.append(lease)
         return lease
+
+    def grow(self, lease: Lease) -> int | None:
+        """Add a block to the end of a lease; the holder clears it. None where memory does not suffice for now."""
+        if not self._free and not self._idle:
+            return None
+        lease.blocks.append(self._take())
+        return lease.blocks[-1]
 
     def release(self, lease: Lease, tokens: Sequence[int], fixed: int) -> None:
         """Give a lease back; `tokens` have valid KV in its blocks, the first `fixed` of them from the fixed lane."""

@@ -13,7 +13,7 @@ from backend.engine.scheduler import Lane, Pass, Span
 from backend.engine.tasks import DecodeTask, Scored, Task
 from backend.kernels.attention import BLOCK, Layout
 from backend.kernels.ops import Ops
-from backend.kernels.sampling import Draw, choose, logprobs, top_scores
+from backend.kernels.sampling import Draw, choose, finite_rows, logprobs, top_scores
 from backend.protocol import VerifyShape
 
 _SCORED_ROWS = 16
@@ -35,8 +35,8 @@ class Runner:
         if lease.copy is not None:
             self._kv.copy(*lease.copy)
 
-    def run(self, work: Pass) -> list[list[Scored]]:
-        """Run one pass; the chosen tokens of each span, in order. Raises FloatingPointError (see `choose`)."""
+    def run(self, work: Pass) -> list[list[Scored] | None]:
+        """Run one pass; the chosen tokens of each span, in order. None for a span with logits that are not finite."""
         logits = self.forward(work)
         draws: list[Draw] = []
         tasks: list[Task] = []
@@ -46,16 +46,23 @@ class Runner:
             draws.extend(Draw(span.task.sampling, position) for position in range(end - span.choices, end))
             tasks += [span.task] * span.choices
         # A few rows at a time, so that what is computed of them stays in the cache. Each row is scored by itself.
-        scored: list[Scored] = []
+        scored: list[Scored | None] = []
         for first in range(0, len(draws), _SCORED_ROWS):
             rows = slice(first, first + _SCORED_ROWS)
             scored += _score(logits[rows], draws[rows], tasks[rows])
         tokens = iter(scored)
-        return [[next(tokens) for _ in range(span.choices)] for span in work.spans]
+        chosen: list[list[Scored] | None] = []
+        for span in work.spans:
+            each = [next(tokens) for _ in range(span.choices)]
+            stand = [token for token in each if token is not None]
+            chosen.append(stand if len(stand) == len(each) else None)
+        return chosen
 
     @torch.inference_mode()
     def forward(self, work: Pass) -> torch.Tensor:
         """Run one pass; float32 logits [sum of the spans' choices, vocab], in order."""
+        for block in work.fresh:
+            self._kv.clear(block)
         ops = self._ops[work.lane]
         full_shape = self._shape if work.lane == "fixed" and not ops.shape_invariant else None
         token_ids, layout = _arrange(work.spans, full_shape)
@@ -113,19 +120,20 @@ def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[tor
 
 
 @torch.inference_mode()
-def _score(logits: torch.Tensor, draws: Sequence[Draw], tasks: Sequence[Task]) -> list[Scored]:
-    """Choose and score one token for each row of logits [N, vocab]."""
+def _score(logits: torch.Tensor, draws: Sequence[Draw], tasks: Sequence[Task]) -> list[Scored | None]:
+    """Choose and score one token for each row of logits [N, vocab]; None for a row that is not finite."""
+    finite = finite_rows(logits)
+    if not bool(finite.all()):
+        logits = logits.masked_fill(~finite[:, None], 0.0)
     ids = choose(logits, draws)
     log_probabilities = logprobs(logits)
     chosen = log_probabilities.gather(1, ids[:, None])[:, 0].tolist()
     best = torch.topk(logits, 2).values
     margins = (best[:, 0] - best[:, 1]).tolist()
+    tops = [(log_probabilities if task.top_as_logprobs else logits)[row] for row, task in enumerate(tasks)]
     return [
-        Scored(
-            id=token,
-            logprob=logprob,
-            margin=margin,
-            top=top_scores((log_probabilities if task.top_as_logprobs else logits)[row], task.top),
+        Scored(token, logprob, margin, top_scores(top, task.top)) if stands else None
+        for stands, token, logprob, margin, top, task in zip(
+            finite.tolist(), ids.tolist(), chosen, margins, tops, tasks, strict=True
         )
-        for row, (task, token, logprob, margin) in enumerate(zip(tasks, ids.tolist(), chosen, margins, strict=True))
     ]

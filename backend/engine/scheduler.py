@@ -1,8 +1,6 @@
-"""Which rows run next: admission, batching and progress of tasks, without tensors, clock or threads.
+"""Which rows run next: batching and progress of tasks, without tensors, clock or threads. Who may run is admission's.
 
 Rules:
-- Tasks are admitted in the order they came, each with all the KV blocks it can come to need, so that an admitted task
-  always runs to its end. One that does not fit waits, and those behind it wait with it.
 - Lanes take turns. While both have work, a fixed-lane pass follows a fast-lane pass and the other way round, so neither
   kind of traffic starves.
 - Where the fixed lane's arithmetic does not depend on the number of rows, its tasks that decode (one row each) share a
@@ -20,16 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from backend.engine.admission import Admission
 from backend.engine.lane_costs import LaneCosts
-from backend.engine.prefix_cache import PrefixCache
 from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
 from backend.protocol import VerifyShape
 
 Lane = Literal["fast", "fixed"]
-
-
-class QueueFullError(Exception):
-    """The queue of tasks waiting for memory is at its bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +38,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward pass in one lane."""
+    """One forward pass in one lane. The blocks in `fresh` are to be cleared before it."""
 
     lane: Lane
     spans: Sequence[Span]
+    fresh: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The tasks that ended with a pass, and those it broke."""
+
+    ended: list[Task]
+    broken: list[Task]
 
 
 class Scheduler:
@@ -55,76 +58,55 @@ class Scheduler:
 
     def __init__(
         self,
-        cache: PrefixCache,
+        admission: Admission,
         shape: VerifyShape,
         shape_invariant: bool,
         max_context: int,
-        max_waiting: int,
         prefill_rows: int,
-        max_running: int,
         costs: LaneCosts,
     ):
-        self._cache = cache
+        self._admission = admission
         self._shape = shape
         self._shape_invariant = shape_invariant
         self._costs = costs
         self._max_context = max_context
-        self._max_waiting = max_waiting
         self._prefill_rows = prefill_rows
-        self._max_running = max_running
-        self._waiting: deque[Task] = deque()
         self._prefilling: deque[DecodeTask] = deque()
-        self._decoding: list[DecodeTask] = []
+        self._decoding: list[DecodeTask] = []  # Oldest first.
         self._verifying: deque[VerifyTask] = deque()
         self._last_lane: Lane = "fast"
         self._prefilled_last = False
 
     def __repr__(self) -> str:
         return (
-            f"<Scheduler waiting={len(self._waiting)} prefilling={len(self._prefilling)}"
-            f" decoding={len(self._decoding)} verifying={len(self._verifying)}>"
+            f"<Scheduler prefilling={len(self._prefilling)} decoding={len(self._decoding)}"
+            f" verifying={len(self._verifying)} {self._admission!r}>"
         )
 
     def submit(self, task: Task) -> None:
         """Queue a task. Raises QueueFullError past the bound."""
-        if len(self._waiting) >= self._max_waiting:
-            raise QueueFullError(f"{self._max_waiting} calls are waiting for KV memory already")
-        self._waiting.append(task)
+        self._admission.submit(task)
 
-    def cancel(self, task: Task) -> None:
-        """Drop a task wherever it is and free what it holds. A task that has ended is left as it is."""
-        if task in self._waiting:
-            self._waiting.remove(task)
-        if task.lease is not None:
-            self._end(task)
-
-    def fail(self, task: Task) -> None:
-        """Drop a task whose pass broke: nothing it computed is kept."""
-        task.computed = 0
-        if isinstance(task, VerifyTask):
-            task.agreed = 0
-        if task.lease is not None:
-            self._end(task)
+    def end(self, task: Task) -> None:
+        """Drop a task wherever it is and free what it holds."""
+        self._drop(task)
+        self._admission.end(task)
 
     def admit(self) -> list[Task]:
-        """Admit waiting tasks while memory lasts; the caller prepares the blocks of each one's lease."""
-        admitted: list[Task] = []
-        while self._waiting and self._running < self._max_running:
-            task = self._waiting[0]
-            lease = self._cache.acquire(task.tokens, task.capacity, prefer_fixed=isinstance(task, VerifyTask))
-            if lease is None:
-                break
-            self._waiting.popleft()
-            task.lease = lease
+        """Let in who can be let in; the caller prepares the blocks of each one's lease."""
+        changes = self._admission.admit()
+        for stream in changes.preempted:
+            self._drop(stream)
+        for task in changes.admitted:
+            assert task.lease is not None
+            # The row before the first choice runs again even where it is cached: its logits are needed.
             if isinstance(task, VerifyTask):
-                # The row before the first choice runs again even where it is cached: its logits are needed.
-                task.computed = min(lease.fixed, len(task.context) - 1)
+                task.computed = min(task.lease.fixed, len(task.context) - 1)
                 self._verifying.append(task)
             else:
-                task.computed = min(lease.cached, len(task.context) - 1)
+                task.computed = min(task.lease.cached, len(task.tokens) - 1)
                 self._file(task)
-            admitted.append(task)
-        return admitted
+        return changes.admitted
 
     def next_pass(self) -> Pass | None:
         """The rows to run now, or None where there is nothing to do."""
@@ -133,21 +115,27 @@ class Scheduler:
         has_fast = bool(self._prefilling or (self._decoding and not rides))
         if self._verifying and (not has_fast or self._last_lane == "fast"):
             self._last_lane = "fixed"
-            return Pass("fixed", self._fixed_spans())
+            return self._fixed_pass()
         if has_fast:
             self._last_lane = "fast"
             prefills = bool(self._prefilling) and (rides or not (self._decoding and self._prefilled_last))
             self._prefilled_last = prefills
-            return Pass("fast", self._prefill_spans() if prefills else self._decode_spans())
+            work = Pass("fast", self._prefill_spans()) if prefills else self._decode_pass("fast", [])
+            if work.spans:
+                return work
+            # Every stream that decodes has lost its memory to calls: these come first.
+            return self._fixed_pass() if self._verifying else Pass("fast", self._prefill_spans())
         return None
 
-    def apply(self, done: Pass, chosen: Sequence[Sequence[Scored]]) -> list[Task]:
-        """Take a pass's results, `choices` tokens for each span; returns the tasks that ended with it."""
-        ended: list[Task] = []
+    def apply(self, done: Pass, chosen: Sequence[Sequence[Scored] | None]) -> Outcome:
+        """Take a pass's results: `choices` tokens for each span, or None where its logits were not finite."""
+        outcome = Outcome([], [])
         for span, tokens in zip(done.spans, chosen, strict=True):
             task = span.task
-            if task.lease is None:
-                continue  # Cancelled while the pass ran.
+            if tokens is None:
+                self.fail(task)
+                outcome.broken.append(task)
+                continue
             task.computed = span.start + span.count
             if isinstance(task, VerifyTask):
                 for token in tokens:
@@ -160,20 +148,22 @@ class Scheduler:
                 if isinstance(task, VerifyTask):
                     self._costs.observe_verdict(len(task.draft), task.agreed)
                     task.wants_draft = self._wants_draft()
-                self._end(task)
-                ended.append(task)
+                self.end(task)
+                outcome.ended.append(task)
             elif isinstance(task, DecodeTask) and task not in self._decoding:
                 self._prefilling.remove(task)
                 self._file(task)
-        return ended
+        return outcome
+
+    def fail(self, task: Task) -> None:
+        """Drop a task whose pass broke: nothing it computed is kept."""
+        task.computed = 0
+        self.end(task)
 
     def _wants_draft(self) -> bool:
         drafts = sum(task.is_draft for task in (*self._prefilling, *self._decoding))
-        return not self._shape_invariant or self._costs.prefer_drafts(self._running, len(self._verifying) + drafts)
-
-    @property
-    def _running(self) -> int:
-        return len(self._prefilling) + len(self._decoding) + len(self._verifying)
+        verified = len(self._verifying) + drafts
+        return not self._shape_invariant or self._costs.prefer_drafts(self._admission.running, verified)
 
     def _file(self, task: DecodeTask) -> None:
         if len(task.tokens) - task.computed == 1:
@@ -181,16 +171,11 @@ class Scheduler:
         else:
             self._prefilling.append(task)
 
-    def _end(self, task: Task) -> None:
-        assert task.lease is not None
-        if isinstance(task, VerifyTask):
-            self._verifying.remove(task)
-        elif task in self._decoding:
-            self._decoding.remove(task)
-        else:
-            self._prefilling.remove(task)
-        self._cache.release(task.lease, task.tokens[: task.valid], task.fixed)
-        task.lease = None
+    def _drop(self, task: Task) -> None:
+        """Take a task out of the lists of those that run, if it does."""
+        for tasks in (self._prefilling, self._decoding, self._verifying):
+            if task in tasks:
+                tasks.remove(task)  # type: ignore[arg-type]
 
     def _extend(self, task: DecodeTask, token: Scored) -> None:
         task.tokens.append(token.id)
@@ -218,8 +203,13 @@ class Scheduler:
         if task.finish is not None:
             task.done = True
 
-    def _decode_spans(self) -> list[Span]:
-        return [Span(task, task.computed, 1, 1) for task in self._decoding]
+    def _decode_pass(self, lane: Lane, spans: list[Span]) -> Pass:
+        """`spans`, and a row of every decoding task. Streams get the block their row needs, or are preempted for it."""
+        streams = [task for task in self._decoding if not task.is_draft]
+        changes = self._admission.make_room(streams)
+        for task in changes.preempted:
+            self._drop(task)
+        return Pass(lane, [*spans, *(Span(task, task.computed, 1, 1) for task in self._decoding)], changes.fresh)
 
     def _prefill_spans(self) -> list[Span]:
         spans: list[Span] = []
@@ -233,25 +223,25 @@ class Scheduler:
             spans.append(Span(task, task.computed, count, int(last)))
         return spans
 
-    def _fixed_spans(self) -> list[Span]:
+    def _fixed_pass(self) -> Pass:
         first = self._verifying[0]
         if self._rows_left(first) == 1 and self._shape_invariant:
             group = [task for task in self._verifying if self._rows_left(task) == 1]
-            spans = [self._fixed_span(task, 1) for task in group] + self._decode_spans()
+            work = self._decode_pass("fixed", [self._fixed_span(task, 1) for task in group])
         elif self._rows_left(first) > self._shape.window:
             group = [first]
             long = self._shape.groups * self._shape.window if self._shape_invariant else self._shape.window
-            spans = [self._fixed_span(first, long)]
+            work = Pass("fixed", [self._fixed_span(first, long)])
         else:
             # Rows of one sequence beside windows would be padded to their width; they have a pass of their own.
             least = 2 if self._shape_invariant else 1
             short = [task for task in self._verifying if least <= self._rows_left(task) <= self._shape.window]
             group = short[: self._shape.groups]
-            spans = [self._fixed_span(task, self._shape.window) for task in group]
+            work = Pass("fixed", [self._fixed_span(task, self._shape.window) for task in group])
         for task in group:
             self._verifying.remove(task)
             self._verifying.append(task)
-        return spans
+        return work
 
     def _fixed_span(self, task: VerifyTask, limit: int) -> Span:
         count = min(self._rows_left(task), limit)

@@ -52,7 +52,7 @@ class DecodeTask:
 
     @property
     def capacity(self) -> int:
-        """Tokens whose KV this task may come to hold. The last token drafted never enters the KV."""
+        """Tokens whose KV this task may come to hold. The last token chosen never enters the KV."""
         return len(self.context) + self.count - 1
 
     @property

@@ -35,13 +35,7 @@ class Draw:
 
 
 def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Choose one token for each row of float32 logits [N, vocab] -> int64 [N].
-
-    Raises FloatingPointError where a row holds a value that is not finite: nothing can be promised about such a row.
-    """
-    # The extremes of values with a NaN among them are NaN; isfinite over all the values takes ten times as long.
-    if not bool(torch.isfinite(torch.stack(torch.aminmax(logits))).all()):
-        raise FloatingPointError("the model produced logits that are not finite")
+    """Choose one token for each row of finite float32 logits [N, vocab] -> int64 [N]."""
     chosen = logits.argmax(dim=-1)
     random_rows = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if random_rows:
@@ -51,9 +45,17 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     return chosen
 
 
+def finite_rows(logits: torch.Tensor) -> torch.Tensor:
+    """Which rows of logits [N, vocab] are finite throughout, bool [N]. Nothing can be promised about the others."""
+    # The extremes of values with a NaN among them are NaN; isfinite over all the values takes several times as long.
+    return torch.isfinite(logits.amax(dim=1)) & torch.isfinite(logits.amin(dim=1))
+
+
 def _choose_at_random(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     temperatures = torch.tensor([draw.sampling.temperature for draw in draws], dtype=torch.float32)
-    scaled = logits / temperatures[:, None]
+    # Relative to the maximum, so that no temperature, however small, makes an infinity that is not a zero probability.
+    temperatures.clamp_(min=torch.finfo(torch.float32).tiny)
+    scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperatures[:, None]
     for row, draw in zip(scaled, draws, strict=True):
         _filter(row, draw.sampling)
     return (scaled + gumbel([(draw.sampling.seed, draw.position) for draw in draws], logits.shape[1])).argmax(dim=-1)

@@ -52,29 +52,37 @@ def main(
         create_app(backend), host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
     )
     server = uvicorn.Server(config)
-    failures: list[Exception] = []
+    failures: list[str] = []
+
+    def fail(reason: str) -> None:
+        failures.append(reason)
+        server.should_exit = True
 
     def load() -> None:
         try:
             checkpoint = open_checkpoint(settings.model, lambda share: backend.loading(share * _OPEN_SHARE))
             engine = Engine(
-                checkpoint, settings, lambda share: backend.loading(_OPEN_SHARE + share * (1 - _OPEN_SHARE))
+                checkpoint,
+                settings,
+                lambda share: backend.loading(_OPEN_SHARE + share * (1 - _OPEN_SHARE)),
+                on_breakdown=lambda: fail("the engine broke down"),
             )
-        except (CheckpointError, EngineError, OSError, MemoryError) as error:
-            failures.append(error)
-            server.should_exit = True
-            return
-        tokenizer = checkpoint.tokenizer
-        del checkpoint
-        give_back()
-        engine.start()
-        backend.ready(engine, tokenizer)
+            tokenizer = checkpoint.tokenizer
+            del checkpoint
+            give_back()
+            engine.start()
+            backend.ready(engine, tokenizer)
+        except (CheckpointError, EngineError, OSError, MemoryError, RuntimeError) as error:
+            fail(str(error))  # Out of memory is a RuntimeError of torch's.
+        except BaseException:
+            fail("loading broke down")
+            raise
 
     threading.Thread(target=load, name="loader", daemon=True).start()
     server.run()
     backend.stop()
     if failures:
-        raise click.ClickException(str(failures[0]))
+        raise click.ClickException(failures[0])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+from backend.engine.admission import QueueFullError
 from backend.engine.engine import Engine
-from backend.engine.scheduler import QueueFullError
 from backend.engine.tasks import Scored, Task
 from backend.server.errors import CallError
 

@@ -7,17 +7,21 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.engine.kv_pool import ZERO_BLOCK
-from backend.engine.scheduler import QueueFullError
+from backend.engine.admission import QueueFullError
+from backend.engine.engine import EngineError
+from backend.engine.kv_pool import ZERO_BLOCK, block_bytes
+from backend.engine.tasks import DecodeTask
 from backend.kernels.ops import CPU_FIXED
 from backend.protocol import Sampling
 from backend.settings import Dtype
 from tests.backend.harness import TINY, Calls, Waiter, draft_task, running_engine, tiny_checkpoint, verify_task
 
 CHECKPOINT = tiny_checkpoint()
+BLOCK_BYTES = block_bytes(TINY, torch.bfloat16)
 GREEDY = Sampling(temperature=0.0)
 SEEDED = Sampling(temperature=0.9, top_p=0.95, seed=42)
 PROMPT = [7, 300, 21, 21, 5, 88, 130, 2, 14]
@@ -50,7 +54,7 @@ def test_windows_shapes_and_threads_give_the_same_bits(dtype: Dtype, sampling: S
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def calls(request: pytest.FixtureRequest) -> object:
-    with running_engine(CHECKPOINT, request.param, kv_bytes=60 * 2 * 2 * 2 * 64 * 12 * 4) as running:
+    with running_engine(CHECKPOINT, request.param, kv_bytes=120 * BLOCK_BYTES) as running:
         yield running
         running.engine._cache.check_integrity()
 
@@ -220,9 +224,62 @@ def test_a_cancelled_call_frees_what_it_holds(calls: Calls) -> None:
     calls.engine.cancel(task, gone.set)  # Again, and after its end: nothing happens.
 
 
+def test_streams_under_memory_pressure_end_and_verified_calls_go_on() -> None:
+    """Twenty streams that need more memory than there is, and verified answers among them."""
+    with running_engine(CHECKPOINT) as calls:
+        expected = calls.complete(PROMPT, 30, SEEDED)
+    with running_engine(CHECKPOINT, kv_bytes=14 * BLOCK_BYTES) as calls:
+        streams = [DecodeTask([i, i, i], 150, GREEDY, frozenset(), top=0, is_draft=False) for i in range(20)]
+        waiters = [Waiter() for _ in streams]
+        for stream, waiter in zip(streams, waiters, strict=True):
+            calls.engine.submit(stream, waiter)
+        for way in (calls.complete, calls.decode):
+            assert way(PROMPT, 30, SEEDED) == expected
+            assert any(stream.lease is not None or not stream.done for stream in streams), "they had ended before"
+        for waiter in waiters:
+            waiter.wait()
+        assert all(len(stream.produced) == 150 for stream in streams)
+        assert calls.engine._cache.leased_calls == 0
+        calls.engine._cache.check_integrity()
+
+
+def test_a_context_whose_logits_are_not_finite_fails_alone() -> None:
+    weights = dict(CHECKPOINT.weights)
+    weights["embedding"] = weights["embedding"].clone()
+    weights["embedding"][100] = float("nan")
+    weights["lm_head"] = CHECKPOINT.weights["embedding"]
+    with running_engine(CHECKPOINT) as calls:
+        expected = calls.verify(PROMPT, [5, 6], SEEDED).produced
+    with running_engine(replace(CHECKPOINT, weights=weights)) as calls:
+        good, bad = verify_task(PROMPT, [5, 6], SEEDED), verify_task([3, 100, 3], [], GREEDY)
+        fast = draft_task([3, 100, 3], 5, GREEDY)
+        waiters = [Waiter(), Waiter(), Waiter()]
+        for task, waiter in zip((good, bad, fast), waiters, strict=True):
+            calls.engine.submit(task, waiter)
+        waiters[0].wait()
+        assert good.produced == expected
+        for waiter in waiters[1:]:
+            with pytest.raises(EngineError, match="not finite"):
+                waiter.wait()
+        assert calls.verify(PROMPT, [5, 6], SEEDED).produced == expected
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_breaks_down_says_so_and_answers_everybody() -> None:
+    told = threading.Event()
+    with running_engine(CHECKPOINT, on_breakdown=told.set) as calls:
+        calls.engine._scheduler.next_pass = lambda: 1 / 0  # type: ignore[assignment, return-value]
+        with pytest.raises(EngineError):
+            calls.verify(PROMPT, [], GREEDY)
+        assert told.wait(60)
+        calls.engine._thread.join()
+        with pytest.raises(EngineError):
+            calls.verify(PROMPT, [], GREEDY)
+
+
 def test_calls_past_the_bound_are_refused() -> None:
-    with running_engine(CHECKPOINT, kv_bytes=12 * 2 * 2 * 2 * 64 * 12 * 2) as calls:
-        calls.engine._scheduler._max_waiting = 3
+    with running_engine(CHECKPOINT, kv_bytes=12 * BLOCK_BYTES) as calls:
+        calls.engine._scheduler._admission._max_waiting = 3
         waiters = [Waiter() for _ in range(12)]
         for waiter in waiters:
             calls.engine.submit(draft_task(PROMPT, 300, GREEDY), waiter)

@@ -31,8 +31,7 @@ class CacheMachine(RuleBasedStateMachine):
         held = len({block for lease, _, _ in self.leases for block in lease.blocks})
         lease = self.cache.acquire(tokens, capacity, prefer_fixed)
         if lease is None:
-            # Refused only where the blocks do not suffice; one of slack, since a match being copied is kept.
-            assert held + -(-capacity // SIZE) + 1 > self.blocks
+            assert held + -(-capacity // SIZE) > self.blocks, "refused though the blocks suffice"
             return
         assert len(lease.blocks) == -(-capacity // SIZE) and len(set(lease.blocks)) == len(lease.blocks)
         assert 0 <= lease.fixed <= lease.cached <= len(tokens)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.kernels.sampling import Draw, choose, gumbel, logprobs, top_scores
+from backend.kernels.sampling import Draw, choose, finite_rows, gumbel, logprobs, top_scores
 from backend.protocol import Sampling
 
 VOCAB = 1003
@@ -110,8 +110,16 @@ def test_ties_go_to_the_lowest_id(temperature: float) -> None:
     assert [score.id for score in top_scores(logits[0], 4)] == [7, 8, 40, 0]
 
 
-def test_logits_that_are_not_finite_are_an_error() -> None:
-    logits = torch.zeros(2, 9)
-    logits[1, 3] = float("nan")
-    with pytest.raises(FloatingPointError):
-        choose(logits, [Draw(Sampling(temperature=0.0), 0)] * 2)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_rows_that_are_not_finite_are_told_apart(value: float) -> None:
+    logits = torch.randn(4, 90)
+    logits[2, 33] = value
+    assert finite_rows(logits).tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-37, 1e-38, 1e-44, 1e-46, 5e-324])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_k": 3}])
+def test_a_tiny_temperature_is_nearly_greedy(temperature: float, filters: dict[str, float]) -> None:
+    logits = torch.randn(5, 1003) * 8
+    draws = [Draw(Sampling(temperature=temperature, seed=row, **filters), row) for row in range(5)]  # type: ignore[arg-type]
+    assert choose(logits, draws).tolist() == logits.argmax(dim=1).tolist()
