@@ -8,7 +8,7 @@ Rules:
 - In the fast lane, prefill and decoding take turns in the same way. A decode pass takes one row of every
   decoding task.
 - In the fixed lane, tasks take turns in order of arrival. Tasks with at most a window of rows left share a pass of up
-  to G of them; a longer one (a prompt) has a pass of G x W rows for itself where the arithmetic allows it, else of W.
+  to G of them. Longer ones (prompts) share a pass of G x W rows where the arithmetic allows it, else have W rows each.
 """
 
 from __future__ import annotations
@@ -229,9 +229,7 @@ class Scheduler:
             group = [task for task in self._verifying if self._rows_left(task) == 1]
             work = self._decode_pass("fixed", [self._fixed_span(task, 1) for task in group])
         elif self._rows_left(first) > self._shape.window:
-            group = [first]
-            long = self._shape.groups * self._shape.window if self._shape_invariant else self._shape.window
-            work = Pass("fixed", [self._fixed_span(first, long)])
+            group, work = self._long_pass()
         else:
             # Rows of one sequence beside windows would be padded to their width; they have a pass of their own.
             least = 2 if self._shape_invariant else 1
@@ -242,6 +240,20 @@ class Scheduler:
             self._verifying.remove(task)
             self._verifying.append(task)
         return work
+
+    def _long_pass(self) -> tuple[list[VerifyTask], Pass]:
+        """A pass for tasks with more than a window left: one of them, or as many as fill G x W rows."""
+        if not self._shape_invariant:
+            return [self._verifying[0]], Pass("fixed", [self._fixed_span(self._verifying[0], self._shape.window)])
+        budget = self._shape.groups * self._shape.window
+        group: list[VerifyTask] = []
+        spans: list[Span] = []
+        for task in self._verifying:
+            if budget > 0 and self._rows_left(task) > self._shape.window:
+                group.append(task)
+                spans.append(self._fixed_span(task, budget))
+                budget -= spans[-1].count
+        return group, Pass("fixed", spans)
 
     def _fixed_span(self, task: VerifyTask, limit: int) -> Span:
         count = min(self._rows_left(task), limit)
