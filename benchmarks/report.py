@@ -38,7 +38,6 @@ def circumstances(threads: int) -> dict[str, Any]:
         "torch": version("torch"),
         "transformers": version("transformers"),
         "threads": threads,
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
     }
 
 

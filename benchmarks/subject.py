@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from backend.engine.checkpoint import Checkpoint
+from backend.engine.memory import give_back
 from backend.engine.open_checkpoint import SMOLLM2, open_checkpoint
 from benchmarks.prompts import Prompts
 
@@ -45,6 +46,7 @@ def serve(load: Load) -> None:
     prompts, generate, facts = _open(load)
     load_s = time.perf_counter() - started
     generate([prompts[99990], prompts[99991]], 4)
+    give_back()
     facts |= {
         "load_s": load_s,
         "libraries_bytes": libraries_bytes,
