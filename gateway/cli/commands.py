@@ -1,6 +1,6 @@
 """The commands and their flags. What they do lives elsewhere: serving in app.py, supervising in up.py.
 
-A flag that is not given is not passed on: each default has one owner.
+A flag that is not given is not passed on: each default has one owner, and is only shown here.
 """
 
 from __future__ import annotations
@@ -35,13 +35,21 @@ GATEWAY_FLAGS = [
     click.option("--start-timeout-s", type=float, help="For the backend to become ready."),
     click.option("--drain-timeout-s", type=float, help="For requests in flight after SIGTERM."),
 ]
+# The engine owns these defaults and ranges. Said again here, where it cannot be imported; a test compares the two.
 ENGINE_FLAGS = [
-    click.option("--model", help="GGUF file or Hugging Face folder.  [default: the packaged SmolLM2]"),
-    click.option("--dtype", type=click.Choice(["float32", "bfloat16"])),
-    click.option("--threads", type=int, help="Threads of the engine."),
-    click.option("--kv-bytes", type=int, help="Memory for the key-value cache."),
-    click.option("--verify-groups", type=int, help="Requests in one verification pass."),
-    click.option("--verify-window", type=int, help="Rows of each request in one verification pass."),
+    click.option("--model", show_default="smollm2-135m-instruct", help="GGUF file or Hugging Face folder."),
+    click.option("--dtype", show_default="bfloat16", type=click.Choice(["float32", "bfloat16"])),
+    click.option("--threads", show_default="1", type=click.IntRange(1), help="Threads of the engine."),
+    click.option("--kv-bytes", show_default="1073741824", type=click.IntRange(1), help="Memory for the KV cache."),
+    click.option(
+        "--verify-groups", show_default="8", type=click.IntRange(1), help="Requests in one verification pass."
+    ),
+    click.option(
+        "--verify-window",
+        show_default="32",
+        type=click.IntRange(2),
+        help="Rows of each request in one verification pass.",
+    ),
 ]
 
 

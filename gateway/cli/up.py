@@ -1,6 +1,7 @@
 """`verbatim up`: an engine and a gateway as two processes, watched as one.
 
-Owns the order of start and stop and what is shown meanwhile. Whatever ends first (a signal, a child) ends all.
+Owns the order of start and stop and what is shown meanwhile: on standard output that it is ready, on standard error
+all that leads there or goes wrong. Whatever ends first (a signal, a child) ends all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+import click
 import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -55,7 +57,7 @@ async def run_up(
         try:
             await asyncio.wait((until_ready, stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
             if until_ready.done():
-                console.print(until_ready.result(), soft_wrap=True, highlight=False, markup=False)
+                click.echo(until_ready.result())
                 await asyncio.wait((stopped, *ends), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (until_ready, stopped):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -99,6 +100,24 @@ def test_up_serves_and_stops_cleanly(number: signal.Signals) -> None:
         up.send_signal(number)
         assert up.wait() == 0
         wait_gone(children)
+
+
+def test_up_says_that_it_is_ready_on_standard_output() -> None:
+    """So that who drops it, as the demo does, is not told to try things and press Ctrl-C."""
+    argv, _ = toy_up()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, env=ENV, text=True, stdout=pipe, stderr=pipe) as up:
+        try:
+            said = read_until(up, READY)
+            up.terminate()
+            rest, on_stderr = up.communicate()
+        finally:
+            up.kill()
+    assert said.startswith("Verbatim is ready: ")
+    assert said.endswith(f"{READY}\n")
+    assert rest == ""
+    assert "Loading the model" in on_stderr
+    assert READY not in on_stderr
 
 
 def test_the_curl_line_is_one_that_works() -> None:
@@ -219,3 +238,36 @@ def test_a_wrong_setting_is_named(argv: list[str], env: dict[str, str], said: st
     result = CliRunner().invoke(main, argv, env=env)
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--kv-bytes", "0"), ("--threads", "0"), ("--verify-groups", "0"), ("--verify-window", "1"), ("--threads", "x")],
+)
+def test_a_flag_that_the_engine_would_refuse_is_refused_before_it_starts(command: str, flag: str, value: str) -> None:
+    result = CliRunner().invoke(main, [command, flag, value])
+    assert result.exit_code == 2
+    assert f"'{flag}'" in result.output
+
+
+def flags_in_help(text: str) -> dict[str, tuple[str, str]]:
+    """Each flag with the kind of its value, and its default and range as click shows them."""
+    flags = {}
+    for block in re.split(r"\n  (?=--)", text)[1:]:
+        name, kind, *words = block.split()
+        told = re.search(r"\[default: (.*)\]", " ".join(words))
+        # click puts a default that is only shown in parentheses.
+        flags[name] = kind, re.sub(r"[()]", "", told[1]) if told else ""
+    return flags
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_the_engines_flags_are_shown_as_the_engine_has_them(command: str) -> None:
+    argv = [sys.executable, "-m", "backend.server", "--help"]
+    engine = flags_in_help(subprocess.run(argv, env=ENV, text=True, capture_output=True, check=True).stdout)
+    shown = flags_in_help(CliRunner().invoke(main, [command, "--help"]).output)
+    ours = {name: flag for name, flag in engine.items() if name not in ("--host", "--port", "--help")}
+    assert len(ours) >= 6
+    assert all(default for _, default in ours.values())
+    assert {name: shown.get(name) for name in ours} == ours
