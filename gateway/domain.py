@@ -7,7 +7,7 @@ the window protocol's own type: the gateway has no second opinion on it.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from backend.protocol import Sampling
@@ -47,7 +47,8 @@ class Message:
 class Order:
     """What a client asks for, valid in itself but not yet matched with a model, a policy or free capacity.
 
-    `sampling` holds no seed yet: the policy decides it from `facts`. `max_tokens` None means as many as fit.
+    `sampling` holds no seed yet: the policy decides it from `facts`. `max_tokens` None means as many as fit;
+    `max_tokens_field` is what the client calls it, for errors to say.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Order:
     choices: int
     top_logprobs: int
     ignore_eos: bool
+    max_tokens_field: str = field(default="max_tokens", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
@@ -27,6 +28,8 @@ from policies.policy import RequestFacts
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_TEMPERATURE = 2.0
+MAX_NESTING = 8
+"""How deep we look into a field. The deepest one understood, `messages[0].content[0].text`, is 4 deep."""
 
 VIEWS = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 """Say something about the request, nothing about the answer: accepted and not looked at."""
@@ -115,6 +118,7 @@ def parse_chat(content: bytes, determinism_header: str | None) -> ChatRequest:
         sampling=sampling,
         facts=RequestFacts(body.is_deterministic, determinism_header, body.seed),
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         stops=tuple(_stops(body)),
         choices=body.n,
         top_logprobs=body.top_logprobs or 0,
@@ -128,9 +132,7 @@ def _decode(content: bytes) -> Object:
     try:
         body = msgspec.json.decode(content)
     except msgspec.DecodeError as error:
-        if (name := _nonfinite_field(content)) is not None:
-            raise RequestError(f"{name} must be a finite number", param=name) from error
-        raise RequestError(f"the body is not valid JSON: {error}") from error
+        raise _field_that_is_no_json(content) or RequestError(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
     if not isinstance(body, dict):
@@ -138,15 +140,43 @@ def _decode(content: bytes) -> Object:
     return body
 
 
-def _nonfinite_field(content: bytes) -> str | None:
-    """The field that holds NaN or an infinity. These are no JSON, but Python's json module writes and reads them."""
+def _field_that_is_no_json(content: bytes) -> RequestError | None:
+    """The field at fault where Python's json module reads what is no JSON: NaN, an infinity, half a character."""
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
         return None
     if not isinstance(body, dict):
         return None
-    return next((k for k, v in body.items() if isinstance(v, float) and not math.isfinite(v)), None)
+    for path, leaf in _leaves(body, "", 0):
+        if isinstance(leaf, float) and not math.isfinite(leaf):
+            return RequestError(f"{path} must be a finite number", param=path)
+        if isinstance(leaf, str) and not _is_text(leaf):
+            return RequestError(f"{path} holds a lone surrogate, which is no character", param=path)
+    return None
+
+
+def _leaves(value: object, path: str, depth: int) -> Iterator[tuple[str, object]]:
+    """Numbers, strings and the like with their paths, as far down as we look and as the path can be written."""
+    if depth > MAX_NESTING:
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if _is_text(key):
+                yield from _leaves(item, f"{path}.{key}" if path else key, depth + 1)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]", depth + 1)
+    else:
+        yield path, value
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _known_fields(body: Object) -> Object:
@@ -164,16 +194,19 @@ def _known_fields(body: Object) -> Object:
         elif name in UNSUPPORTED:
             raise RequestError(f"{name} is not supported", param=name)
         else:
-            kept[name] = _without_nulls(value)
+            kept[name] = _without_nulls(value, name, 1)
     return kept
 
 
-def _without_nulls(value: object) -> object:
+def _without_nulls(value: object, field: str, depth: int) -> object:
+    if not isinstance(value, dict | list):
+        return value
+    # What msgspec decodes may be nested deeper than Python can follow.
+    if depth > MAX_NESTING:
+        raise RequestError(f"{field} is nested too deeply", param=field)
     if isinstance(value, dict):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
+        return {k: _without_nulls(v, field, depth + 1) for k, v in value.items() if v is not None}
+    return [_without_nulls(item, field, depth + 1) for item in value]
 
 
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)

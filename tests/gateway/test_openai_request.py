@@ -73,6 +73,11 @@ def test_equal_requests_look_equal() -> None:
     assert parse(max_tokens=3) == parse(max_completion_tokens=3) == parse(max_tokens=3, max_completion_tokens=3)
 
 
+def test_an_order_knows_what_the_client_calls_its_limit() -> None:
+    assert parse(max_tokens=3).order.max_tokens_field == "max_tokens"
+    assert parse(max_completion_tokens=3).order.max_tokens_field == "max_completion_tokens"
+
+
 def test_messages() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     returned = {"role": "assistant", "content": "yes", "refusal": None, "tool_calls": None, "audio": None}
@@ -220,6 +225,41 @@ def test_views_change_nothing(name: str) -> None:
 )
 def test_malformed(content: bytes) -> None:
     assert refused(content).status == 400
+
+
+@pytest.mark.parametrize("depth", [5, 9, 100, 480, 700, 900, 20_000])
+@pytest.mark.parametrize("field", ["messages", "stop", "guided_json"])
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_deep_nesting_is_refused_by_name(depth: int, field: str, opening: str) -> None:
+    nested = opening * depth + "1" + {"[": "]"}.get(opening, "}") * depth
+    error = refused(f'{{"model": "m", "messages": {json.dumps(MESSAGES)}, "{field}": {nested}}}'.encode())
+    # Beyond some depth the JSON library gives up before there are any fields.
+    assert (error.param or "").startswith(field) or (depth > 800 and error.param is None)
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        ('{"temperature": NaN}', "temperature"),
+        ('{"stream_options": {"include_usage": NaN}}', "stream_options.include_usage"),
+        ('{"stop": ["a", -Infinity]}', "stop[1]"),
+        ('{"messages": [{"role": "user", "content": "hi \\ud800"}]}', "messages[0].content"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "\\udc00!"}]}]}',
+            "messages[0].content[0].text",
+        ),
+        ('{"user": "\\ud83d"}', "user"),
+        ('{"\\ud800": 1}', None),
+        ('{"\\ud800": "\\ud800"}', None),
+        ('{"metadata": ' + "[" * 20 + "NaN" + "]" * 20 + "}", None),
+        ("[NaN]", None),
+    ],
+)
+def test_what_only_python_takes_for_json_is_refused_by_name(content: str, param: str | None) -> None:
+    error = refused(content.encode())
+    assert (error.status, error.param) == (400, param)
+    assert param is None or param in error.message
+    error.message.encode()
 
 
 def test_key_order_makes_no_difference() -> None:
