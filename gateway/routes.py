@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
@@ -9,13 +11,16 @@ from starlette.requests import ClientDisconnect
 from gateway.answer import ChatAnswer
 from gateway.backend_client import BackendClient
 from gateway.errors import BackendError, BodyTooLarge, ClientLeft, UnsupportedMedia
-from gateway.openai_api.request import parse_chat
+from gateway.openai_api.request import ChatRequest, parse_chat
 from gateway.openai_api.response import model_card
 from gateway.service import Service
 from policies.policy import HEADER
 
 LINGER = 8
 """How many times the limit we read on, discarding, so that a client still sending gets to see its 413."""
+
+INLINE_BYTES = 64 * 1024
+"""Bodies up to this long are parsed on the event loop; longer ones, of which some take half a second, in a thread."""
 
 
 def build_router(service: Service, backend: BackendClient, max_body_bytes: int, started_at: int) -> APIRouter:
@@ -26,7 +31,7 @@ def build_router(service: Service, backend: BackendClient, max_body_bytes: int, 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         content = await _read_json_body(request, max_body_bytes)
-        return ChatAnswer(service, parse_chat(content, request.headers.get(HEADER)))
+        return ChatAnswer(service, await _parse(content, request.headers.get(HEADER)))
 
     @router.get("/v1/models")
     async def list_models() -> Response:
@@ -49,6 +54,12 @@ def build_router(service: Service, backend: BackendClient, max_body_bytes: int, 
         return JSONResponse({"status": "ready" if ready else f"backend_{backend_health.status}"}, 200 if ready else 503)
 
     return router
+
+
+async def _parse(content: bytes, determinism_header: str | None) -> ChatRequest:
+    if len(content) <= INLINE_BYTES:
+        return parse_chat(content, determinism_header)
+    return await asyncio.to_thread(parse_chat, content, determinism_header)
 
 
 async def _read_json_body(request: Request, limit: int) -> bytes:

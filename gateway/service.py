@@ -39,6 +39,9 @@ from policies.policy import Decision, Mode, Policy, PolicyError, resolve
 INLINE_CHARS = 16_384
 """Prompts up to this long are tokenised on the event loop, in under about 10 ms; longer ones in a thread."""
 
+MESSAGE_CHARS = 64
+"""What a message weighs beside its own words: an empty one is rendered too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -87,7 +90,7 @@ class Service:
         self.check_model(order.model)
         decision = self._decide(order)
         prompt = await self._encode(order.messages)
-        max_tokens = self._room(len(prompt), order.max_tokens)
+        max_tokens = self._room(len(prompt), order)
         jobs = tuple(
             Job(
                 prompt=prompt,
@@ -120,31 +123,46 @@ class Service:
         return decision
 
     async def _encode(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        turns = [
-            {"role": message.role, "content": message.content}
-            | ({} if message.name is None else {"name": message.name})
-            for message in messages
-        ]
-        if sum(len(message.content) for message in messages) <= INLINE_CHARS:
-            return self._text.encode_chat(turns)
-        return await asyncio.to_thread(self._text.encode_chat, turns)
+        chars = sum(MESSAGE_CHARS + len(message.content) + len(message.name or "") for message in messages)
+        if chars <= INLINE_CHARS:
+            return self._prompt(messages)
+        return await asyncio.to_thread(self._prompt, messages)
 
-    def _room(self, prompt: int, max_tokens: int | None) -> int:
-        limit = self.info.max_context
-        if prompt >= limit:
-            raise ContextExceeded(
-                f"this model's maximum context length is {limit} tokens, but the messages make {prompt} tokens",
-                param="messages",
-            )
-        if max_tokens is None:
+    def _prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        text = self._text.render_chat(
+            [
+                {"role": message.role, "content": message.content}
+                | ({} if message.name is None else {"name": message.name})
+                for message in messages
+            ]
+        )
+        # Nobody waits for the tokens of a prompt that cannot fit.
+        if (least := self._text.least_tokens(text)) >= self.info.max_context:
+            raise self._too_long(f"at least {least}")
+        prompt = self._text.encode(text)
+        if len(prompt) >= self.info.max_context:
+            raise self._too_long(str(len(prompt)))
+        return prompt
+
+    def _too_long(self, tokens: str) -> ContextExceeded:
+        return ContextExceeded(
+            f"this model's maximum context length is {self.info.max_context} tokens, but the messages make {tokens}"
+            " tokens",
+            param="messages",
+        )
+
+    def _room(self, prompt: int, order: Order) -> int:
+        """How many tokens may be generated behind a prompt that fits."""
+        limit, asked = self.info.max_context, order.max_tokens
+        if asked is None:
             return limit - prompt
-        if prompt + max_tokens > limit:
+        if prompt + asked > limit:
             raise ContextExceeded(
-                f"this model's maximum context length is {limit} tokens, but {prompt + max_tokens} were asked for"
-                f" ({prompt} in the messages, {max_tokens} in the completion)",
-                param="max_tokens",
+                f"this model's maximum context length is {limit} tokens, but {prompt + asked} were asked for"
+                f" ({prompt} in the messages, {asked} in the completion)",
+                param=order.max_tokens_field,
             )
-        return max_tokens
+        return asked
 
     async def _choice(self, completion: Completion, index: int) -> AsyncGenerator[ChoiceEvent]:
         text = self._text.output(completion.stops)

@@ -16,6 +16,7 @@ from gateway.chat_template import ChatTemplate
 from gateway.errors import RequestError, StartError
 from gateway.output_text import OutputText
 from gateway.token_bytes import TokenBytes, read_token_bytes
+from gateway.token_floor import TokenFloor, read_token_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +26,28 @@ class ModelText:
     template: ChatTemplate | None
     tokenizer: Tokenizer
     token_bytes: TokenBytes
+    token_floor: TokenFloor
     eos_ids: tuple[int, ...]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The prompt of a chat, as token ids."""
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt of a chat, as text."""
         if self.template is None:
             raise RequestError("the model has no chat template", param="messages")
+        return self.template.render(messages)
+
+    def least_tokens(self, prompt: str) -> int:
+        """What `encode` makes is at least so long; costs next to nothing to know."""
+        return self.token_floor.of(prompt)
+
+    def encode(self, prompt: str) -> tuple[int, ...]:
+        """A prompt as token ids. Safe to call in a thread, and there it holds up no other."""
+        # `encode` would hold the interpreter's lock for seconds where the prompt is long; the batch calls give it up.
         # The template writes the special tokens itself.
-        ids = self.tokenizer.encode(self.template.render(messages), add_special_tokens=False).ids
+        (encoding,) = self.tokenizer.encode_batch_fast([prompt], add_special_tokens=False)
+        ids = tuple(encoding.ids)
         if not ids:
             raise RequestError("the messages make an empty prompt", param="messages")
-        return tuple(ids)
+        return ids
 
     def output(self, stops: Sequence[str]) -> OutputText:
         """The text of a new answer."""
@@ -52,5 +64,10 @@ def load_text(files: TokenizerFiles, now: Callable[[], datetime]) -> ModelText:
         tokenizer = Tokenizer.from_str(files.tokenizer_json)
     except Exception as error:  # the tokenizers library raises bare Exception
         raise StartError(f"the backend's tokenizer cannot be read: {error}") from error
+    # A file may carry both from training; they would change prompts in silence.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    token_bytes = read_token_bytes(files.tokenizer_json)
+    token_floor = read_token_floor(files.tokenizer_json, token_bytes.names)
     template = None if files.chat_template is None else ChatTemplate(files.chat_template, files.special_tokens, now)
-    return ModelText(template, tokenizer, read_token_bytes(files.tokenizer_json), tuple(files.eos_ids))
+    return ModelText(template, tokenizer, token_bytes, token_floor, tuple(files.eos_ids))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import datetime
 
 import msgspec
@@ -248,17 +250,46 @@ def test_a_template_that_does_not_compile() -> None:
 
 
 def test_chat_is_encoded_with_its_special_tokens() -> None:
-    prompt = TEXT.encode_chat([{"role": "user", "content": "hi"}])
+    prompt = TEXT.encode(TEXT.render_chat([{"role": "user", "content": "hi"}]))
     assert TOKENIZER.decode(list(prompt), skip_special_tokens=False) == "<|start|>user\nhi<|end|><|start|>assistant\n"
 
 
 def test_no_template_no_chat() -> None:
     text = load_text(msgspec.structs.replace(FILES, chat_template=None), lambda: NOW)
     with pytest.raises(RequestError, match="template"):
-        text.encode_chat([])
+        text.render_chat([])
 
 
 def test_an_empty_prompt_is_refused() -> None:
     text = load_text(msgspec.structs.replace(FILES, chat_template=""), lambda: NOW)
     with pytest.raises(RequestError, match="empty"):
-        text.encode_chat([{"role": "user", "content": "hi"}])
+        text.encode(text.render_chat([{"role": "user", "content": "hi"}]))
+
+
+def test_a_tokenizers_own_truncation_and_padding_do_not_touch_a_prompt() -> None:
+    trained = Tokenizer.from_str(FILES.tokenizer_json)
+    trained.enable_truncation(3)
+    trained.enable_padding(length=8)
+    text = load_text(msgspec.structs.replace(FILES, tokenizer_json=trained.to_str()), lambda: NOW)
+    assert text.encode("hello") == tuple(ids("hello"))
+    assert text.encode("a") == tuple(ids("a"))
+
+
+def test_a_long_prompt_is_tokenised_without_holding_up_other_threads() -> None:
+    """The other thread runs in between, not only before and after."""
+    prompt = "The quick brown fox. " * 40_000
+    done = threading.Event()
+    beats: list[float] = []
+
+    def beat() -> None:
+        while not done.wait(0.001):
+            beats.append(time.perf_counter())
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    start = time.perf_counter()
+    TEXT.encode(prompt)
+    end = time.perf_counter()
+    done.set()
+    beating.join()
+    assert sum(start + 0.1 * (end - start) < at < end - 0.1 * (end - start) for at in beats) >= 2
