@@ -10,6 +10,7 @@ drain timeout. A second one ends at once.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import time
 import uuid
@@ -37,6 +38,8 @@ from policies.policy import DEFAULT_POLICY
 
 REQUEST_ID = "x-request-id"
 READY_POLL_S = 0.2
+DRAWN_SEEDS = 2**53
+"""Seeds are drawn below this: every JSON library can send back what the answer's header says."""
 
 
 def build_app(service: Service, backend: BackendClient, max_body_bytes: int) -> ASGIApp:
@@ -50,14 +53,19 @@ def build_app(service: Service, backend: BackendClient, max_body_bytes: int) -> 
     return RequestIds(app)
 
 
-async def connect(backend: BackendClient, settings: Settings) -> Service:
+def draw_seed() -> int:
+    """A seed nobody asked for."""
+    return secrets.randbelow(DRAWN_SEEDS)
+
+
+async def connect(backend: BackendClient, settings: Settings, draw_seed: Callable[[], int] = draw_seed) -> Service:
     """Wait for the backend and learn what it serves; raises `StartError`."""
     await _wait_ready(backend, settings.start_timeout_s)
     info = await backend.info()
     if info.protocol != PROTOCOL_VERSION:
         raise StartError(f"the backend speaks window protocol {info.protocol}, this gateway {PROTOCOL_VERSION}")
     text = load_text(await backend.tokenizer(), datetime.now)
-    return Service(backend, info, text, DEFAULT_POLICY, Admission(settings.max_concurrent))
+    return Service(backend, info, text, DEFAULT_POLICY, Admission(settings.max_concurrent), draw_seed)
 
 
 async def serve(settings: Settings, listener: socket.socket, announce: Callable[[str], None]) -> None:

@@ -7,7 +7,7 @@ nor OpenAI's JSON.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -52,14 +52,21 @@ class Run:
 
 
 class Service:
-    """One model behind one backend."""
+    """One model behind one backend. `draw_seed` gives the seed of a request to which the policy assigns none."""
 
     def __init__(
-        self, backend: WindowBackend, info: Info, text: ModelText, policy: Policy, admission: Admission
+        self,
+        backend: WindowBackend,
+        info: Info,
+        text: ModelText,
+        policy: Policy,
+        admission: Admission,
+        draw_seed: Callable[[], int],
     ) -> None:
         self._backend = backend
         self._text = text
         self._policy = policy
+        self._draw_seed = draw_seed
         self._verifier = Verifier(info.fingerprint, info.vocab_size)
         self.info = info
         self.admission = admission
@@ -89,12 +96,13 @@ class Service:
     async def _plan(self, order: Order) -> Completion:
         self.check_model(order.model)
         decision = self._decide(order)
+        seed = self._draw_seed() if decision.seed is None else decision.seed
         prompt = await self._encode(order.messages)
         max_tokens = self._room(len(prompt), order)
         jobs = tuple(
             Job(
                 prompt=prompt,
-                sampling=msgspec.structs.replace(order.sampling, seed=choice_seed(decision.seed, index)),
+                sampling=msgspec.structs.replace(order.sampling, seed=choice_seed(seed, index)),
                 max_tokens=max_tokens,
                 stop_ids=() if order.ignore_eos else self._text.eos_ids,
                 top_logprobs=order.top_logprobs,

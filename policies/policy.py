@@ -34,7 +34,7 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What holds for a request that asks for nothing, and how windows grow."""
+    """What holds for a request that asks for nothing, and how windows grow. `default_seed` is for mode verified."""
 
     default_mode: Mode = Mode.OFF
     default_seed: int = 42
@@ -57,19 +57,22 @@ class RequestFacts:
 class Decision:
     """What one request gets.
 
-    `windows` are draft lengths in order; the last one repeats. They never change the result.
+    `seed` None asks for one to be drawn: who asks for nothing expects another answer each time. `windows` are draft
+    lengths in order; the last one repeats. They never change the result.
     """
 
     mode: Mode
-    seed: int
+    seed: int | None
     windows: tuple[int, ...]
 
 
 def resolve(policy: Policy, facts: RequestFacts, max_draft: int) -> Decision:
     """Decide for one request. `max_draft` is the longest draft the verifier takes in one pass, 0 for none."""
+    mode = _mode(policy, facts)
+    default_seed = policy.default_seed if mode is Mode.VERIFIED else None
     return Decision(
-        mode=_mode(policy, facts),
-        seed=policy.default_seed if facts.seed is None else facts.seed,
+        mode=mode,
+        seed=default_seed if facts.seed is None else facts.seed,
         windows=window_schedule(policy.first_window, max_draft),
     )
 

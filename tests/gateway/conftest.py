@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -56,8 +56,15 @@ async def no_sleep(delay_s: float) -> None:
     """Retries need not wait in tests."""
 
 
+def draw_same_seed() -> int:
+    """For tests whose answers in mode off have to repeat."""
+    return 1234
+
+
 @asynccontextmanager
-async def launch_gateway(backend_url: str, **overrides: object) -> AsyncIterator[Gateway]:
+async def launch_gateway(
+    backend_url: str, draw_seed: Callable[[], int] = draw_same_seed, **overrides: object
+) -> AsyncIterator[Gateway]:
     settings = Settings(backend_url, **overrides)  # type: ignore[arg-type]
     async with open_http(
         backend_url,
@@ -66,7 +73,7 @@ async def launch_gateway(backend_url: str, **overrides: object) -> AsyncIterator
         first_byte_timeout_s=settings.first_byte_timeout_s,
     ) as backend_http:
         backend = BackendClient(backend_http, settings.call_timeout_s, no_sleep)
-        service = await connect(backend, settings)
+        service = await connect(backend, settings, draw_seed)
         config = uvicorn.Config(
             build_app(service, backend, settings.max_body_bytes), lifespan="off", log_level="critical", access_log=False
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from itertools import pairwise
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from conftest import Gateway, launch_gateway
+from conftest import Gateway, draw_same_seed, launch_gateway
 from toy_backend import Drafter, Drop, Fault, Hang, HangAfter, Status, ToyBackend, on
 from toy_model import EOS, VOCAB, ids, piece
 
 from backend.protocol import DraftRequest, Health, Sampling, StreamRequest, VerifyRequest
+from gateway.app import draw_seed
 from gateway.domain import choice_seed
 from gateway.errors import StartError
 
@@ -68,7 +70,7 @@ async def test_whole_answer(toy: ToyBackend, gateway: Gateway, verified: bool) -
     total = len(PROMPT) + answered
     assert body["usage"] == {"prompt_tokens": len(PROMPT), "completion_tokens": answered, "total_tokens": total}
     assert response.headers["x-verbatim-determinism"] == ("verified" if verified else "off")
-    assert response.headers["x-verbatim-seed"] == "42"
+    assert response.headers["x-verbatim-seed"] == ("42" if verified else str(draw_same_seed()))
     assert response.headers["x-verbatim-fingerprint"] == toy.fingerprint
     assert ("x-verbatim-windows" in response.headers) == verified
     assert toy.calls["/v1/stream"] == (not verified)
@@ -235,6 +237,24 @@ async def test_the_seed_reaches_both_lanes(toy: ToyBackend, gateway: Gateway) ->
     assert all(request.sampling == expected for request in toy.requests)  # type: ignore[attr-defined]
 
 
+async def test_who_asks_for_nothing_gets_another_answer_each_time(toy: ToyBackend) -> None:
+    async with launch_gateway(toy.url, itertools.count(7).__next__) as gateway:
+        first, second = [await gateway.chat(max_tokens=12) for _ in range(2)]
+        assert [first.headers["x-verbatim-seed"], second.headers["x-verbatim-seed"]] == ["7", "8"]
+        assert content(first) != content(second)
+        again = await gateway.chat(max_tokens=12, seed=int(second.headers["x-verbatim-seed"]))
+        assert content(again) == content(second)
+        # Neither a seed that is given nor the guarantee takes one from the drawer.
+        await gateway.chat(max_tokens=1, is_deterministic=True)
+        assert (await gateway.chat(max_tokens=1)).headers["x-verbatim-seed"] == "9"
+
+
+def test_drawn_seeds_differ_and_can_be_sent_back() -> None:
+    seeds = [draw_seed() for _ in range(100)]
+    assert len(set(seeds)) == 100
+    assert all(int(float(seed)) == seed >= 0 for seed in seeds)
+
+
 async def test_a_shorter_answer_is_the_beginning_of_a_longer_one(gateway: Gateway) -> None:
     texts = [content(await gateway.chat(is_deterministic=True, max_tokens=n)) for n in range(1, 40, 3)]
     assert all(longer.startswith(shorter) for shorter, longer in pairwise(texts))
@@ -339,10 +359,53 @@ async def test_the_context_is_kept_to(toy: ToyBackend) -> None:
         assert fits.json()["usage"]["completion_tokens"] == 5
         found = error(await gateway.chat(max_tokens=6), 400)
         assert (found["code"], found["param"]) == ("context_length_exceeded", "max_tokens")
+        found = error(await gateway.chat(max_completion_tokens=6), 400)
+        assert (found["code"], found["param"]) == ("context_length_exceeded", "max_completion_tokens")
         found = error(await gateway.chat(messages=[{"role": "user", "content": "long enough"}]), 400)
         assert (found["code"], found["param"]) == ("context_length_exceeded", "messages")
-        found = error(await gateway.chat(messages=[{"role": "user", "content": "x" * 100_000}]), 400)
-        assert found["code"] == "context_length_exceeded"
+        assert f"make {len(PROMPT) + len('long enough') - len('hi')} tokens" in found["message"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "x" * 1_000_000}],
+        [{"role": "user", "content": "x"}] * 20_000,
+        [{"role": "user", "content": "x", "name": "y" * 1_000_000}],
+    ],
+    ids=["long", "many", "long name"],
+)
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(
+    toy: ToyBackend, messages: list[dict[str, str]]
+) -> None:
+    shown = "{{ messages[0]['name'] }}" if "name" in messages[0] else ""
+    toy.files = msgspec.structs.replace(toy.files, chat_template=f"{toy.files.chat_template}{shown}")
+    async with launch_gateway(toy.url) as gateway:
+        found = error(await gateway.chat(messages=messages), 400)
+        assert (found["code"], found["param"]) == ("context_length_exceeded", "messages")
+        assert "at least" in found["message"]
+
+
+async def test_a_long_prompt_that_fits_is_answered(toy: ToyBackend) -> None:
+    toy.max_context = 200_000
+    async with launch_gateway(toy.url) as gateway:
+        response = await gateway.chat(messages=[{"role": "user", "content": "x" * 100_000}], max_tokens=1)
+        assert response.json()["usage"]["prompt_tokens"] == len(PROMPT) - len("hi") + 100_000
+
+
+@pytest.mark.parametrize("depth", [450, 600, 800, 900, 5_000])
+async def test_a_connection_survives_deep_nesting(gateway: Gateway, depth: int) -> None:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = b'{"model": "toy", "messages": ' + b"[" * depth + b"]" * depth + b"}"
+    for _ in range(2):
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+        assert b"nested too deeply" in await reader.readexactly(length)
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_paths_and_methods(gateway: Gateway) -> None:

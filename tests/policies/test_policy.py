@@ -47,10 +47,18 @@ def test_unknown_mode_names_the_header(header: str) -> None:
     assert caught.value.field == HEADER
 
 
-def test_seed() -> None:
-    assert resolve(DEFAULT_POLICY, RequestFacts(), 15).seed == 42
-    assert resolve(DEFAULT_POLICY, RequestFacts(seed=0), 15).seed == 0
-    assert resolve(DEFAULT_POLICY, RequestFacts(seed=-7), 15).seed == -7
+@pytest.mark.parametrize("asked", [True, False, None])
+@pytest.mark.parametrize("seed", [0, -7, 42])
+def test_a_seed_that_is_given_is_taken(asked: bool | None, seed: int) -> None:
+    assert resolve(DEFAULT_POLICY, RequestFacts(asked, seed=seed), 15).seed == seed
+
+
+def test_a_seed_that_is_not_given_is_drawn_unless_the_answer_is_to_repeat() -> None:
+    assert resolve(DEFAULT_POLICY, RequestFacts(), 15).seed is None
+    assert resolve(DEFAULT_POLICY, RequestFacts(False), 15).seed is None
+    assert resolve(DEFAULT_POLICY, RequestFacts(True), 15).seed == 42
+    assert resolve(DEFAULT_POLICY, RequestFacts(header="verified"), 15).seed == 42
+    assert resolve(Policy(Mode.VERIFIED), RequestFacts(False), 15).seed is None
 
 
 def test_policy_is_a_value() -> None:
