@@ -103,7 +103,12 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a completion cost: verify passes, passes that rejected part of a draft, and tokens on the way."""
+    """What a completion cost so far.
+
+    `windows` are the verify calls, each of which committed something: the prompt's first token, a draft replayed, or a
+    window decoded directly, which drafts nothing. `rollbacks` are those that rejected part of a draft; `drafted` and
+    `rolled_back` count tokens.
+    """
 
     windows: int = 0
     rollbacks: int = 0

@@ -42,10 +42,10 @@ class WindowBackend(Protocol):
 
 
 async def run_verified(
-    backend: WindowBackend, job: Job, windows: Sequence[int], verifier: Verifier
+    backend: WindowBackend, job: Job, windows: Sequence[int], verifier: Verifier, *, drafts: bool = True
 ) -> AsyncGenerator[Progress]:
-    """The verifier's own sequence, window by window."""
-    loop = Loop(job, windows, verifier)
+    """The verifier's own sequence, window by window. Without `drafts` the backend is never asked for one."""
+    loop = Loop(job, windows, verifier, drafts=drafts)
     command: Draft | Verify | Finished = loop.start()
     while not isinstance(command, Finished):
         match command:

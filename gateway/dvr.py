@@ -5,14 +5,16 @@ Theory of operation. The loop hands out one command at a time and is told the ou
     start() ──────────────▶ Verify(prompt, ())             the first token comes from the verifier alone
     on_verdict(verdict) ──▶ Commit, then one of
                               Draft(context, count)        propose the next window
-                              Verify(context, (), extend)  the verifier decodes the next window itself: cheaper now,
-                                                           or no draft fits
+                              Verify(context, (), extend)  the verifier decodes the next window itself: it says that
+                                                           this is cheaper now, there is no drafter, or no draft fits
                               Finished(finish)
     on_draft(ids) ────────▶ Verify(context, draft)
 
 Only `on_verdict` adds to the committed tokens, and it adds only what the verifier returned; a draft goes nowhere but
 into a verify command, after it has been cut to what can be of use (`_usable`). So no draft, whatever it holds, changes
-what is committed. Each verdict adds at least one token and none beyond `max_tokens`, so the loop ends.
+what is committed. Nor does it matter which of the two ways a window goes: by the protocol both give the same bits.
+Each verdict adds at least one token and none beyond `max_tokens`, so the loop ends. A verifier that decodes fewer
+tokens by itself than it was asked for only makes for more windows.
 
 A verdict that breaks the window protocol raises `ProtocolViolation` and leaves the loop as it was: the same command may
 be performed again elsewhere. Calls out of turn are our own bugs and fail an assertion.
@@ -73,13 +75,14 @@ class Verifier:
 
 
 class Loop:
-    """One verified completion."""
+    """One verified completion. Without `drafts` there is no drafter, and the verifier decodes every window itself."""
 
-    def __init__(self, job: Job, windows: Sequence[int], verifier: Verifier) -> None:
+    def __init__(self, job: Job, windows: Sequence[int], verifier: Verifier, *, drafts: bool = True) -> None:
         assert windows
         self._job = job
         self._windows = tuple(windows)
         self._verifier = verifier
+        self._drafts = drafts
         self._committed: list[int] = []
         self._counts = Counts()
         self._pending: Command | None = None
@@ -120,7 +123,7 @@ class Loop:
             return Finished("length")
         # The verifier adds a token of its own, so one less is worth drafting. The prompt's own pass took no window.
         count = min(self._windows[min(self._counts.windows, len(self._windows)) - 1], room - 1)
-        if count == 0 or not verdict.wants_draft:
+        if count == 0 or not (self._drafts and verdict.wants_draft):
             return self._verify((), extend=count)
         return Draft(self._context(), len(self._committed), count)
 

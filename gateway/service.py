@@ -119,10 +119,8 @@ class Service:
         )
 
     def _decide(self, order: Order) -> Decision:
-        # A backend that only verifies still answers, a token at a time.
-        max_draft = self.info.verify.window - 1 if "draft" in self.info.roles else 0
         try:
-            decision = resolve(self._policy, order.facts, max_draft)
+            decision = resolve(self._policy, order.facts, max_draft=self.info.verify.window - 1)
         except PolicyError as error:
             raise RequestError(str(error), param=error.field) from error
         role = "verify" if decision.mode is Mode.VERIFIED else "draft"
@@ -195,5 +193,6 @@ class Service:
 
     def _progress(self, completion: Completion, job: Job) -> AsyncGenerator[Progress]:
         if completion.mode is Mode.VERIFIED:
-            return run_verified(self._backend, job, completion.windows, self._verifier)
+            drafts = "draft" in self.info.roles
+            return run_verified(self._backend, job, completion.windows, self._verifier, drafts=drafts)
         return run_fast(self._backend, job, self._verifier.vocab_size)

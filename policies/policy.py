@@ -57,8 +57,8 @@ class RequestFacts:
 class Decision:
     """What one request gets.
 
-    `seed` None asks for one to be drawn: who asks for nothing expects another answer each time. `windows` are draft
-    lengths in order; the last one repeats. They never change the result.
+    `seed` None asks for one to be drawn: who asks for nothing expects another answer each time. `windows` are lengths
+    in order, of drafts or of what the verifier decodes by itself; the last one repeats. They never change the result.
     """
 
     mode: Mode

@@ -534,6 +534,7 @@ async def test_roles(toy: ToyBackend, roles: tuple[str, ...], verified: bool, st
             assert response.json()["error"]["code"] == "role_refused"
         elif verified:
             assert toy.calls["/v1/draft"] == 0
+            assert toy.calls["/v1/verify"] == 2  # the first token, then a window that the verifier decodes by itself
 
 
 # --- a backend in trouble --------------------------------------------------------------------------------------------

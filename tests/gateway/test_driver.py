@@ -34,9 +34,10 @@ JOB = Job((1, 2), Sampling(seed=5), 6, (99,), 1)
 class Scripted:
     """Counts upwards; blocks in the call named `block`, and records what was cancelled."""
 
-    def __init__(self, block: str = "", events: list[StreamEvent] | None = None) -> None:
+    def __init__(self, block: str = "", events: list[StreamEvent] | None = None, *, wants_draft: bool = True) -> None:
         self._block = block
         self._events = events or []
+        self._wants_draft = wants_draft
         self.blocked = asyncio.Event()
         self.cancelled: list[str] = []
         self.requests: list[msgspec.Struct] = []
@@ -47,12 +48,11 @@ class Scripted:
         return DraftResponse([DraftToken(start + i, -0.5, 1.0) for i in range(request.count)], "f")
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
-        await self._pause("verify" if request.draft else "prefill", request)
+        await self._pause("verify" if request.draft else "extend" if request.extend else "prefill", request)
         own = [*request.context, *request.draft][-1] + 1
-        ids = [*request.draft, own]
-        return VerifyResponse(
-            len(request.draft), [VerifiedToken(i, -0.5, [ScoredToken(i, -0.5)]) for i in ids], None, "f"
-        )
+        ids = [*request.draft, *range(own, own + 1 + request.extend)]
+        tokens = [VerifiedToken(i, -0.5, [ScoredToken(i, -0.5)]) for i in ids]
+        return VerifyResponse(len(request.draft), tokens, None, "f", self._wants_draft)
 
     async def stream(self, request: StreamRequest) -> AsyncGenerator[StreamEvent]:
         try:
@@ -101,9 +101,26 @@ async def test_verified() -> None:
     ]
 
 
-@pytest.mark.parametrize("block", ["prefill", "draft", "verify", "stream"])
+@pytest.mark.parametrize(("wants_draft", "drafts"), [(False, True), (True, False)])
+async def test_verified_without_drafts(wants_draft: bool, drafts: bool) -> None:
+    backend = Scripted(wants_draft=wants_draft)
+    steps = await collect(run_verified(backend, JOB, (2,), VERIFIER, drafts=drafts))
+    assert steps == [
+        Commit((token(3),), Counts(windows=1)),
+        Commit((token(4), token(5), token(6)), Counts(windows=2)),
+        Commit((token(7), token(8)), Counts(windows=3)),
+        Finished("length"),
+    ]
+    assert backend.requests == [
+        VerifyRequest([1, 2], 0, [], Sampling(seed=5), [99], 1),
+        VerifyRequest([1, 2, 3], 1, [], Sampling(seed=5), [99], 1, extend=2),
+        VerifyRequest([1, 2, 3, 4, 5, 6], 4, [], Sampling(seed=5), [99], 1, extend=1),
+    ]
+
+
+@pytest.mark.parametrize("block", ["prefill", "draft", "verify", "extend", "stream"])
 async def test_every_await_can_be_cancelled(block: str) -> None:
-    backend = Scripted(block)
+    backend = Scripted(block, wants_draft=block != "extend")
     run = run_fast(backend, JOB, 100) if block == "stream" else run_verified(backend, JOB, (2,), VERIFIER)
     consumer = asyncio.create_task(collect(run))
     await backend.blocked.wait()

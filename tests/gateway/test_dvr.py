@@ -90,12 +90,19 @@ def run(
     max_tokens=st.integers(1, 45),
     spare=st.integers(0, 45),
     windows=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    drafts=st.booleans(),
 )
 def test_any_drafter_any_windows(
-    data: st.DataObject, text: list[int], prompt: list[int], max_tokens: int, spare: int, windows: list[int]
+    data: st.DataObject,
+    text: list[int],
+    prompt: list[int],
+    max_tokens: int,
+    spare: int,
+    windows: list[int],
+    drafts: bool,
 ) -> None:
     oracle = Oracle(text, len(prompt), len(prompt) + 1 + spare)
-    loop = Loop(job(max_tokens, tuple(prompt)), windows, VERIFIER)
+    loop = Loop(job(max_tokens, tuple(prompt)), windows, VERIFIER, drafts=drafts)
     drafted = 0
 
     def draft(command: Draft) -> Sequence[int]:
@@ -114,6 +121,7 @@ def test_any_drafter_any_windows(
         return data.draw(st.tuples(st.integers(0, 12), st.booleans()))
 
     committed, finish, counts = run(loop, oracle, draft, mood)
+    assert drafts or drafted == 0
     assert (committed, finish) == oracle.answer(max_tokens)
     assert counts.windows <= len(committed)
     assert counts.rolled_back <= counts.drafted
@@ -152,6 +160,30 @@ def test_a_verifier_that_wants_no_draft_is_asked_to_go_on_by_itself() -> None:
     assert command == Verify((1, 2, 5, 3, 3, 3, 3, 3), 6, (), extend=1), "it asks for no more than there is room for"
     with pytest.raises(ProtocolViolation):
         loop.on_verdict(Verdict(0, five[:3], None, "f"))
+    commit, command = loop.on_verdict(Verdict(0, five[:2], None, "f"))
+    assert command == Finished("length")
+    assert commit.counts == Counts(windows=3), "a window decoded directly drafts nothing and rolls nothing back"
+
+
+def test_a_verifier_that_goes_on_less_far_than_asked_only_makes_more_windows() -> None:
+    loop = Loop(job(8), (4,), VERIFIER)
+    loop.start()
+    loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f", wants_draft=False))
+    _, command = loop.on_verdict(Verdict(0, (Token(3, -1.0),), None, "f", wants_draft=False))
+    assert command == Verify((1, 2, 5, 3), 2, (), extend=4)
+    _, command = loop.on_verdict(Verdict(0, (Token(3, -1.0),), None, "f", wants_draft=True))
+    assert command == Draft((1, 2, 5, 3, 3), 3, 4), "its advice counts each time anew"
+
+
+def test_an_end_within_a_window_decoded_directly() -> None:
+    loop = Loop(job(8), (4,), VERIFIER, drafts=False)
+    loop.start()
+    _, command = loop.on_verdict(verdict(0, [5]))
+    assert command == Verify((1, 2, 5), 1, (), extend=4), "there is nobody to draft, whatever the verifier wants"
+    with pytest.raises(ProtocolViolation, match="went on"):
+        loop.on_verdict(verdict(0, [3, EOS, 3]))
+    _, command = loop.on_verdict(verdict(0, [3, EOS], "stop"))
+    assert command == Finished("stop")
 
 
 def test_a_rejected_draft_is_counted_as_rolled_back() -> None:
