@@ -21,6 +21,7 @@ Every status other than 2xx carries an `ErrorBody`.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -29,6 +30,10 @@ PROTOCOL_VERSION = 1
 MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 100.0
 
 Finish = Literal["stop", "length"]
 Role = Literal["draft", "verify"]
@@ -37,8 +42,19 @@ Role = Literal["draft", "verify"]
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one token is chosen from its logits; with the seed and the position it fixes the choice.
 
-    The filters apply in the order temperature, top_k, top_p, min_p, each on what the one before left. `top_k` 0 means
-    no limit. Temperature 0 takes the highest logit; ties go to the lowest token id throughout.
+    First the model's logits are adjusted, in this order, for greedy choice too:
+
+    - `logit_bias`, pairs of token id and bias in ascending order of ids, is added.
+    - `repetition_penalty` divides the logits above 0 of all tokens in the sequence so far, prompt and generated, and
+      multiplies those of 0 or less. 1 does nothing.
+    - `frequency_penalty` times the number of a token's occurrences among the generated ones is subtracted, then
+      `presence_penalty` where there is any. A call's `generated` says how much of its context was generated.
+    - While fewer than `min_tokens` tokens were generated, the call's `stop_ids` cannot be chosen.
+
+    Then the filters apply in the order temperature, top_k, top_p, min_p, each on what the one before left. `top_k` 0
+    means no limit. Temperature 0 takes the highest logit; ties go to the lowest token id throughout.
+
+    All logprobs, logits and margins in answers are of the model's own logits, as they were before any of this.
     """
 
     temperature: float = 1.0
@@ -46,6 +62,22 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether the choice depends on more than logits, seed and position."""
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+            or self.min_tokens > 0
+            or bool(self.logit_bias)
+        )
 
     def __post_init__(self) -> None:
         # Written so that NaN fails every comparison.
@@ -59,6 +91,16 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("min_p must be between 0 and 1")
         if not MIN_SEED <= self.seed <= MAX_SEED:
             raise ValueError("seed must fit in a signed 64-bit integer")
+        if not -MAX_PENALTY <= self.presence_penalty <= MAX_PENALTY:
+            raise ValueError(f"presence_penalty must be between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
+        if not -MAX_PENALTY <= self.frequency_penalty <= MAX_PENALTY:
+            raise ValueError(f"frequency_penalty must be between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
+        if not 0.0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
+            raise ValueError(f"repetition_penalty must be above 0 and at most {MAX_REPETITION_PENALTY:g}")
+        if self.min_tokens < 0:
+            raise ValueError("min_tokens must be 0 or more")
+        if self.logit_bias:
+            _check_biases(self.logit_bias)
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
@@ -249,6 +291,17 @@ class ErrorBody(msgspec.Struct, frozen=True):
 def _check_ids(ids: list[int], field: str) -> None:
     if ids and min(ids) < 0:
         raise ValueError(f"{field} must hold token ids of 0 or more")
+
+
+def _check_biases(biases: tuple[tuple[int, float], ...]) -> None:
+    ids = [id_ for id_, _ in biases]
+    if len(ids) > MAX_BIASES:
+        raise ValueError(f"logit_bias must hold at most {MAX_BIASES} token ids")
+    # One order, so that equal biases look equal.
+    if ids[0] < 0 or any(left >= right for left, right in pairwise(ids)):
+        raise ValueError("logit_bias must hold token ids of 0 or more, each once, in ascending order")
+    if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in biases):
+        raise ValueError(f"logit_bias must hold biases between {-MAX_BIAS:g} and {MAX_BIAS:g}")
 
 
 def _check_context(context: list[int], generated: int) -> None:

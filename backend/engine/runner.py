@@ -11,6 +11,7 @@ from backend.engine.model import Model
 from backend.engine.prefix_cache import Lease
 from backend.engine.scheduler import Lane, Pass, Span
 from backend.engine.tasks import DecodeTask, Scored, Task
+from backend.kernels.adjust import Past
 from backend.kernels.attention import BLOCK, Layout
 from backend.kernels.ops import Ops
 from backend.kernels.sampling import Draw, choose, finite_rows, logprobs, top_scores
@@ -43,7 +44,7 @@ class Runner:
         for span in work.spans:
             # The row at position p chooses the token at position p + 1.
             end = span.start + span.count + 1
-            draws.extend(Draw(span.task.sampling, position) for position in range(end - span.choices, end))
+            draws.extend(_draw(span.task, position) for position in range(end - span.choices, end))
             tasks += [span.task] * span.choices
         # A few rows at a time, so that what is computed of them stays in the cache. Each row is scored by itself.
         scored: list[Scored | None] = []
@@ -72,6 +73,14 @@ class Runner:
             rows += span.count
             logit_rows.extend(range(rows - span.choices, rows))
         return self._model.forward(ops, token_ids, layout, self._kv, torch.tensor(logit_rows, dtype=torch.int64))
+
+
+def _draw(task: Task, position: int) -> Draw:
+    """How the token at a position is to be chosen: with a past of its own, drafts included, where it needs one."""
+    if not task.sampling.adjusts:
+        return Draw(task.sampling, position)
+    generated = position - (len(task.context) - task.generated)
+    return Draw(task.sampling, position, Past(task.tokens[:position], generated, task.stop_ids))
 
 
 def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[torch.Tensor, Layout]:

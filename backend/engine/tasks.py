@@ -24,7 +24,10 @@ class Scored:
 
 @dataclass(slots=True, eq=False)
 class DecodeTask:
-    """Up to `count` fast-lane tokens after a context: a draft where `is_draft`, else a stream without a guarantee."""
+    """Up to `count` fast-lane tokens after a context: a draft where `is_draft`, else a stream without a guarantee.
+
+    The last `generated` tokens of the context were generated.
+    """
 
     context: list[int]
     count: int
@@ -32,6 +35,7 @@ class DecodeTask:
     stop_ids: frozenset[int]
     top: int
     is_draft: bool
+    generated: int = 0
     tokens: list[int] = field(init=False)
     computed: int = 0
     produced: list[Scored] = field(default_factory=list)
@@ -72,7 +76,8 @@ class DecodeTask:
 class VerifyTask:
     """Replay a draft in the fixed lane: commit what agrees, the verifier's own token, and `extend` more behind it.
 
-    `tokens` are the context, what is committed, and the drafts not judged yet.
+    `tokens` are the context, what is committed, and the drafts not judged yet. The last `generated` tokens of the
+    context were generated.
     """
 
     context: list[int]
@@ -81,6 +86,7 @@ class VerifyTask:
     sampling: Sampling
     stop_ids: frozenset[int]
     top: int
+    generated: int = 0
     tokens: list[int] = field(init=False)
     computed: int = 0
     produced: list[Scored] = field(default_factory=list)

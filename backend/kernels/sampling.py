@@ -1,4 +1,4 @@
-"""Choosing a token from its logits: a pure function of (logits, sampling, seed, position). Both lanes use it.
+"""Choosing a token from its logits: a pure function of (logits, sampling, seed, position, past). Both lanes use it.
 
 Temperature sampling is Gumbel-max: argmax over tokens of logit / temperature + g, with g standard Gumbel noise
 (Gumbel 1954; Maddison et al. 2014, arXiv 1411.0030), which draws from softmax(logits / temperature) exactly. The noise
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from backend.kernels.adjust import Past, adjust
 from backend.protocol import Sampling, ScoredToken
 
 _TOP_P_CANDIDATES = 256  # The nucleus almost always lies within these; the full sort is for when it does not.
@@ -28,14 +29,19 @@ _MASK_64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the token at one absolute position is to be chosen."""
+    """How the token at one absolute position is to be chosen. A sampling that adjusts the logits needs the `past`."""
 
     sampling: Sampling
     position: int
+    past: Past | None = None
+
+    def __post_init__(self) -> None:
+        assert self.past is not None or not self.sampling.adjusts
 
 
 def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     """Choose one token for each row of finite float32 logits [N, vocab] -> int64 [N]."""
+    logits = _adjusted(logits, draws)
     chosen = logits.argmax(dim=-1)
     random_rows = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if random_rows:
@@ -43,6 +49,17 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         rows = logits if len(random_rows) == len(draws) else logits[random_rows]
         chosen[random_rows] = _choose_at_random(rows, [draws[i] for i in random_rows])
     return chosen
+
+
+def _adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """The logits to choose from; the model's own stay as they are, to be reported."""
+    if all(draw.past is None for draw in draws):
+        return logits
+    logits = logits.clone()
+    for row, draw in zip(logits, draws, strict=True):
+        if draw.past is not None:
+            adjust(row, draw.sampling, draw.past)
+    return logits
 
 
 def finite_rows(logits: torch.Tensor) -> torch.Tensor:
@@ -127,7 +144,7 @@ def _split_mix(x: int) -> int:
 
 
 def logprobs(logits: torch.Tensor) -> torch.Tensor:
-    """float32 logits [N, vocab] -> natural-log probabilities [N, vocab], before temperature and filters."""
+    """float32 logits [N, vocab] -> natural-log probabilities [N, vocab], nothing adjusted or filtered."""
     return torch.log_softmax(logits, dim=-1)
 
 

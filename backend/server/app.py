@@ -21,6 +21,7 @@ from backend.protocol import (
     ErrorBody,
     ErrorDetail,
     Health,
+    Sampling,
     StreamEvent,
     StreamRequest,
     StreamToken,
@@ -99,6 +100,7 @@ def create_app(backend: Backend) -> FastAPI:
         call = await _decode(request, DraftRequest)
         _check_ids(engine, call.context, "context")
         _check_room(engine, len(call.context), "context")
+        _check_sampling(engine, call.sampling, call.stop_ids)
         room = engine.info.max_context - len(call.context)
         task = DecodeTask(
             context=call.context,
@@ -107,6 +109,7 @@ def create_app(backend: Backend) -> FastAPI:
             stop_ids=frozenset(call.stop_ids),
             top=call.top_logits,
             is_draft=True,
+            generated=call.generated,
         )
         await _unless_gone(request, run(engine, task))
         tokens = [DraftToken(id=t.id, logprob=t.logprob, margin=t.margin, top=t.top) for t in task.produced]
@@ -120,6 +123,7 @@ def create_app(backend: Backend) -> FastAPI:
         _check_ids(engine, call.context, "context")
         _check_ids(engine, call.draft, "draft")
         _check_room(engine, len(call.context), "context")
+        _check_sampling(engine, call.sampling, call.stop_ids)
         _check_room(engine, len(call.context) + len(call.draft), "draft")
         room = engine.info.max_context - len(call.context) - len(call.draft) - 1
         task = VerifyTask(
@@ -129,6 +133,7 @@ def create_app(backend: Backend) -> FastAPI:
             sampling=call.sampling,
             stop_ids=frozenset(call.stop_ids),
             top=call.top_logprobs,
+            generated=call.generated,
         )
         await _unless_gone(request, run(engine, task))
         return _json(
@@ -146,6 +151,7 @@ def create_app(backend: Backend) -> FastAPI:
         call = await _decode(request, StreamRequest)
         _check_ids(engine, call.context, "context")
         _check_room(engine, len(call.context), "context")
+        _check_sampling(engine, call.sampling, call.stop_ids)
         task = DecodeTask(
             context=call.context,
             count=min(call.max_tokens, engine.info.max_context - len(call.context)),
@@ -208,6 +214,13 @@ def _check_ids(engine: Engine, ids: list[int], field: str) -> None:
     vocab = engine.info.vocab_size
     if ids and max(ids) >= vocab:
         raise CallError("invalid_request", f"{field} holds token id {max(ids)}; the vocabulary has {vocab}", field)
+
+
+def _check_sampling(engine: Engine, sampling: Sampling, stop_ids: list[int]) -> None:
+    _check_ids(engine, [id_ for id_, _ in sampling.logit_bias], "sampling.logit_bias")
+    vocab = engine.info.vocab_size
+    if sampling.min_tokens and len(stop_ids) >= vocab and set(stop_ids) >= set(range(vocab)):
+        raise CallError("invalid_request", "sampling.min_tokens leaves no token to choose", "sampling.min_tokens")
 
 
 def _check_room(engine: Engine, length: int, field: str) -> None:

@@ -92,13 +92,15 @@ class Calls:
         for waiter in waiters:
             waiter.wait()
 
-    def draft(self, context: list[int], count: int, sampling: Sampling) -> list[int]:
-        task = draft_task(context, count, sampling)
+    def draft(self, context: list[int], count: int, sampling: Sampling, generated: int = 0) -> list[int]:
+        task = draft_task(context, count, sampling, generated=generated)
         self.run(task)
         return [token.id for token in task.produced]
 
-    def verify(self, context: list[int], draft: list[int], sampling: Sampling, top: int = 0) -> VerifyTask:
-        task = verify_task(context, draft, sampling, top)
+    def verify(
+        self, context: list[int], draft: list[int], sampling: Sampling, top: int = 0, generated: int = 0
+    ) -> VerifyTask:
+        task = verify_task(context, draft, sampling, top, generated=generated)
         self.run(task)
         return task
 
@@ -111,8 +113,8 @@ class Calls:
         turn = 0
         while len(done) < count:
             context = prompt + [token.id for token in done]
-            draft = self.draft(context, windows[turn % len(windows)], sampling)
-            done += self.verify(context, draft, sampling).produced
+            draft = self.draft(context, windows[turn % len(windows)], sampling, len(done))
+            done += self.verify(context, draft, sampling, generated=len(done)).produced
             turn += 1
         return [(token.id, token.logprob) for token in done[:count]]
 
@@ -124,7 +126,8 @@ class Calls:
         turn = 0
         while len(done) < count:
             context = prompt + [token.id for token in done]
-            task = verify_task(context, [0] * (turn % 3), sampling, extend=extends[turn % len(extends)])
+            extend = extends[turn % len(extends)]
+            task = verify_task(context, [0] * (turn % 3), sampling, extend=extend, generated=len(done))
             self.run(task)
             assert len(task.produced) == task.agreed + 1 + task.extend
             done += task.produced
@@ -132,8 +135,10 @@ class Calls:
         return [(token.id, token.logprob) for token in done[:count]]
 
 
-def draft_task(context: list[int], count: int, sampling: Sampling, stop: frozenset[int] = frozenset()) -> DecodeTask:
-    return DecodeTask(context, count, sampling, stop, top=0, is_draft=True)
+def draft_task(
+    context: list[int], count: int, sampling: Sampling, stop: frozenset[int] = frozenset(), generated: int = 0
+) -> DecodeTask:
+    return DecodeTask(context, count, sampling, stop, top=0, is_draft=True, generated=generated)
 
 
 def verify_task(
@@ -143,8 +148,9 @@ def verify_task(
     top: int = 0,
     stop: frozenset[int] = frozenset(),
     extend: int = 0,
+    generated: int = 0,
 ) -> VerifyTask:
-    return VerifyTask(context, draft, extend, sampling, stop, top)
+    return VerifyTask(context, draft, extend, sampling, stop, top, generated)
 
 
 @contextmanager
