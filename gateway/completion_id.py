@@ -1,7 +1,8 @@
 """The id of an answer: for verified answers a digest of all that determines the answer's body, so that it repeats.
 
 The digest is over a JSON array of typed, delimited values, never over text joined together. Left out, and why:
-`Completion.windows` never changes the result. Everything else of a completion and its jobs is in.
+`Completion.windows` never changes the result. Everything else of a completion and its jobs is in,
+a job's sampling with every field it has.
 """
 
 from __future__ import annotations

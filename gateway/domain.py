@@ -48,7 +48,8 @@ class Order:
     """What a client asks for, valid in itself but not yet matched with a model, a policy or free capacity.
 
     `sampling` holds no seed yet: the policy decides it from `facts`. `max_tokens` None means as many as fit;
-    `max_tokens_field` is what the client calls it, for errors to say.
+    `max_tokens_field` is what the client calls it, for errors to say. `stop_ids` end the sequence as the model's own
+    do, which `ignore_eos` takes out.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Order:
     facts: RequestFacts
     max_tokens: int | None
     stops: tuple[str, ...]
+    stop_ids: tuple[int, ...]
     choices: int
     top_logprobs: int
     ignore_eos: bool

@@ -7,7 +7,7 @@ nor OpenAI's JSON.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -95,16 +95,22 @@ class Service:
 
     async def _plan(self, order: Order) -> Completion:
         self.check_model(order.model)
+        self._check_ids([id_ for id_, _ in order.sampling.logit_bias], "logit_bias")
+        self._check_ids(order.stop_ids, "stop_token_ids")
         decision = self._decide(order)
         seed = self._draw_seed() if decision.seed is None else decision.seed
         prompt = await self._encode(order.messages)
         max_tokens = self._room(len(prompt), order)
+        if order.sampling.min_tokens > max_tokens:
+            raise RequestError(f"min_tokens must be at most the {max_tokens} to generate", param="min_tokens")
+        eos_ids = () if order.ignore_eos else self._text.eos_ids
+        stop_ids = (*eos_ids, *(id_ for id_ in order.stop_ids if id_ not in eos_ids))
         jobs = tuple(
             Job(
                 prompt=prompt,
                 sampling=msgspec.structs.replace(order.sampling, seed=choice_seed(seed, index)),
                 max_tokens=max_tokens,
-                stop_ids=() if order.ignore_eos else self._text.eos_ids,
+                stop_ids=stop_ids,
                 top_logprobs=order.top_logprobs,
             )
             for index in range(order.choices)
@@ -117,6 +123,12 @@ class Service:
             stops=order.stops,
             windows=decision.windows,
         )
+
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+        if ids and max(ids) >= self.info.vocab_size:
+            raise RequestError(
+                f"{field} holds token id {max(ids)}; the vocabulary has {self.info.vocab_size}", param=field
+            )
 
     def _decide(self, order: Order) -> Decision:
         try:

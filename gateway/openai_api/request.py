@@ -5,7 +5,7 @@ means nothing, and refused. What is not listed is refused by name: a field silen
 changed. Knows nothing of models, policies or capacity.
 
 Where OpenAI leaves room: null means absent. Text parts of one message are joined by newlines, as vLLM does. `developer`
-is `system` to the model's template. `ignore_eos`, `top_k` (0 or -1 for no limit) and `min_p` are vLLM's.
+is `system` to the model's template. `ignore_eos` is vLLM's.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from backend.protocol import MAX_SEED, MAX_TOP_LOGPROBS, MIN_SEED, Sampling
+from backend.protocol import MAX_SEED, MAX_TOP_LOGPROBS, MIN_SEED
 from gateway.domain import Message, Order
 from gateway.errors import RequestError
+from gateway.openai_api.sampling import SamplingFields, check_sampling, require, sampling_of, stop_ids_of
 from gateway.settings import MAX_CHOICES
 from policies.policy import RequestFacts
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
-MAX_TEMPERATURE = 2.0
 MAX_NESTING = 8
 """How deep we look into a field. The deepest one understood, `messages[0].content[0].text`, is 4 deep."""
 
@@ -35,10 +35,6 @@ VIEWS = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cac
 """Say something about the request, nothing about the answer: accepted and not looked at."""
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tools": ([],),
@@ -75,19 +71,15 @@ class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
+class _Body(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     model: str
     messages: list[_Message]
     stream: bool = False
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
     seed: int | None = None
-    stop: str | list[str] = []
+    stop: str | list[str] = msgspec.field(default_factory=list)
     n: int = 1
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -109,17 +101,15 @@ def parse_chat(content: bytes, determinism_header: str | None) -> ChatRequest:
     """Parse a request body; raises `RequestError` naming the field at fault."""
     body = _convert(_known_fields(_decode(content)), _Body)
     _check(body)
-    top_k = 0 if body.top_k == -1 else body.top_k
-    # Adding 0.0 turns -0.0 into 0.0: equal requests must look equal.
-    sampling = Sampling(body.temperature + 0.0, body.top_p, top_k, body.min_p + 0.0)
     order = Order(
         model=body.model,
         messages=tuple(map(_message, body.messages)),
-        sampling=sampling,
+        sampling=sampling_of(body),
         facts=RequestFacts(body.is_deterministic, determinism_header, body.seed),
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         stops=tuple(_stops(body)),
+        stop_ids=stop_ids_of(body),
         choices=body.n,
         top_logprobs=body.top_logprobs or 0,
         ignore_eos=body.ignore_eos,
@@ -186,7 +176,7 @@ def _known_fields(body: Object) -> Object:
         if value is None or name in VIEWS:
             continue
         if name in NEUTRAL:
-            # `==` takes True for 1; a penalty of true is no neutral value.
+            # `==` takes 1 for True; parallel_tool_calls of 1 is no neutral value.
             if not any(
                 value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL[name]
             ):
@@ -220,7 +210,8 @@ def _convert(body: Object, type_: type[T]) -> T:
     except msgspec.ValidationError as error:
         match = _PATH.match(str(error))
         assert match is not None
-        reason, path = match["reason"], match["path"] or ""
+        # What is wrong with a value under a key of the client's is said of the whole field.
+        reason, path = match["reason"], (match["path"] or "").partition("[...]")[0]
         for pattern, said in ((_MISSING, "is required"), (_UNKNOWN, "is unknown or not supported")):
             if at := pattern.match(reason):
                 path, reason = f"{path}.{at[1]}" if path else at[1], said
@@ -228,37 +219,26 @@ def _convert(body: Object, type_: type[T]) -> T:
 
 
 def _check(body: _Body) -> None:
-    _require(len(body.messages) > 0, "messages", "must hold at least one message")
-    # Written so that NaN fails every comparison.
-    _require(0.0 <= body.temperature <= MAX_TEMPERATURE, "temperature", f"must be between 0 and {MAX_TEMPERATURE:g}")
-    _require(0.0 < body.top_p <= 1.0, "top_p", "must be above 0 and at most 1")
-    _require(body.top_k >= -1, "top_k", "must be -1 or 0 (no limit) or more")
-    _require(0.0 <= body.min_p <= 1.0, "min_p", "must be between 0 and 1")
-    _require(body.seed is None or MIN_SEED <= body.seed <= MAX_SEED, "seed", "must fit in a signed 64-bit integer")
-    _require(1 <= body.n <= MAX_CHOICES, "n", f"must be between 1 and {MAX_CHOICES}")
+    require(len(body.messages) > 0, "messages", "must hold at least one message")
+    check_sampling(body)
+    require(body.seed is None or MIN_SEED <= body.seed <= MAX_SEED, "seed", "must fit in a signed 64-bit integer")
+    require(1 <= body.n <= MAX_CHOICES, "n", f"must be between 1 and {MAX_CHOICES}")
     for name, value in (("max_tokens", body.max_tokens), ("max_completion_tokens", body.max_completion_tokens)):
-        _require(value is None or value >= 1, name, "must be at least 1")
+        require(value is None or value >= 1, name, "must be at least 1")
     both = None not in (body.max_tokens, body.max_completion_tokens)
-    _require(
+    require(
         not both or body.max_tokens == body.max_completion_tokens, "max_tokens", "contradicts max_completion_tokens"
     )
     stops = _stops(body)
-    _require(len(stops) <= MAX_STOPS, "stop", f"must hold at most {MAX_STOPS} strings")
-    _require(all(stops), "stop", "must not hold an empty string")
-    _require(
+    require(len(stops) <= MAX_STOPS, "stop", f"must hold at most {MAX_STOPS} strings")
+    require(all(stops), "stop", "must not hold an empty string")
+    require(
         all(len(stop) <= MAX_STOP_CHARS for stop in stops), "stop", f"must hold at most {MAX_STOP_CHARS} characters"
     )
     if body.top_logprobs is not None:
-        _require(body.logprobs, "top_logprobs", "needs logprobs to be true")
-        _require(
-            0 <= body.top_logprobs <= MAX_TOP_LOGPROBS, "top_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}"
-        )
-    _require(body.stream or body.stream_options is None, "stream_options", "needs stream to be true")
-
-
-def _require(holds: bool, field: str, rule: str) -> None:
-    if not holds:
-        raise RequestError(f"{field} {rule}", param=field)
+        require(body.logprobs, "top_logprobs", "needs logprobs to be true")
+        require(0 <= body.top_logprobs <= MAX_TOP_LOGPROBS, "top_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}")
+    require(body.stream or body.stream_options is None, "stream_options", "needs stream to be true")
 
 
 def _stops(body: _Body) -> list[str]:

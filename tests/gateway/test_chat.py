@@ -205,6 +205,12 @@ async def test_the_id_tells_verified_requests_apart(gateway: Gateway) -> None:
         {"logprobs": True},
         {"logprobs": True, "top_logprobs": 1},
         {"ignore_eos": True},
+        {"stop_token_ids": [3]},
+        {"presence_penalty": 1},
+        {"frequency_penalty": 1},
+        {"repetition_penalty": 1.5},
+        {"logit_bias": {"3": 1}},
+        {"min_tokens": 1},
         {"messages": [{"role": "user", "content": "ho"}]},
     ]
     seen = [(await gateway.chat(**{"max_tokens": 2, "is_deterministic": True} | ask)).json()["id"] for ask in asks]
@@ -235,6 +241,54 @@ async def test_the_seed_reaches_both_lanes(toy: ToyBackend, gateway: Gateway) ->
     expected = Sampling(0.6, 0.5, 3, 0.1, -9)
     assert {type(request) for request in toy.requests} == {StreamRequest, DraftRequest, VerifyRequest}
     assert all(request.sampling == expected for request in toy.requests)  # type: ignore[attr-defined]
+
+
+async def test_penalties_and_biases_reach_both_lanes(toy: ToyBackend, gateway: Gateway) -> None:
+    ask = {
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.2,
+        "logit_bias": {"12": -100, "3": 2.5},
+        "min_tokens": 2,
+        "stop_token_ids": [7, EOS, 5],
+        "seed": 1,
+        "max_tokens": 3,
+    }
+    await gateway.chat(**ask)
+    await gateway.chat(**ask, is_deterministic=True)
+    expected = Sampling(1.0, 1.0, 0, 0.0, 1, 0.5, -1.0, 1.2, ((3, 2.5), (12, -100.0)), 2)
+    assert {type(request) for request in toy.requests} == {StreamRequest, DraftRequest, VerifyRequest}
+    for request in toy.requests:
+        assert isinstance(request, StreamRequest | DraftRequest | VerifyRequest)
+        assert (request.sampling, request.stop_ids) == (expected, [EOS, 5, 7])
+
+
+@pytest.mark.parametrize("verified", [True, False])
+async def test_a_stop_token_id_ends_the_answer(toy: ToyBackend, gateway: Gateway, verified: bool) -> None:
+    toy.model.script = ids("one. two")
+    (dot,) = ids(".")
+    for ignore_eos in (False, True):
+        response = await gateway.chat(is_deterministic=verified, stop_token_ids=[dot], ignore_eos=ignore_eos)
+        assert content(response) == "one."
+        assert response.json()["choices"][0]["finish_reason"] == "stop"
+        assert response.json()["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logit_bias": {str(VOCAB): 1}}, "logit_bias"),
+        ({"stop_token_ids": [3, VOCAB]}, "stop_token_ids"),
+        ({"min_tokens": 4, "max_tokens": 3}, "min_tokens"),
+        ({"min_tokens": 4096}, "min_tokens"),
+        ({"min_tokens": 10**30}, "min_tokens"),
+    ],
+)
+async def test_what_the_model_has_no_tokens_for_is_refused(
+    toy: ToyBackend, gateway: Gateway, fields: dict[str, Any], param: str
+) -> None:
+    assert error(await gateway.chat(**fields), 400)["param"] == param
+    assert not toy.requests
 
 
 async def test_who_asks_for_nothing_gets_another_answer_each_time(toy: ToyBackend) -> None:

@@ -34,7 +34,7 @@ def test_defaults_are_openais() -> None:
     assert (order.max_tokens, order.stops, order.choices, order.top_logprobs) == (None, (), 1, 0)
     assert order.facts == RequestFacts(None, None, None)
     assert order.messages == (Message("user", "hi"),)
-    assert not order.ignore_eos
+    assert not order.ignore_eos and not order.stop_ids
 
 
 def test_everything_said() -> None:
@@ -53,13 +53,20 @@ def test_everything_said() -> None:
         top_logprobs=20,
         is_deterministic=False,
         ignore_eos=True,
+        presence_penalty=-2,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        logit_bias={"50": -100, "7": 3, "9": 0},
+        min_tokens=3,
+        stop_token_ids=[9, 4, 9],
         user="u",
         metadata={"deep": [{"er": None}]},
         store=True,
     )
     assert (chat.stream, chat.include_usage, chat.logprobs) == (True, True, True)
     order = chat.order
-    assert order.sampling == Sampling(0.0, 0.5, 0, 0.1)
+    assert order.sampling == Sampling(0.0, 0.5, 0, 0.1, 0, -2.0, 0.5, 1.1, ((7, 3.0), (50, -100.0)), 3)
+    assert order.stop_ids == (4, 9)
     assert (order.max_tokens, order.stops, order.choices, order.top_logprobs) == (7, ("a", "b"), 2, 20)
     assert order.facts == RequestFacts(False, None, -1)
     assert order.ignore_eos
@@ -68,6 +75,11 @@ def test_everything_said() -> None:
 def test_equal_requests_look_equal() -> None:
     assert parse(temperature=0, top_p=1, min_p=-0.0, top_k=-1) == parse(temperature=-0.0, top_p=1.0, min_p=0, top_k=0)
     assert str(parse(temperature=-0.0)) == str(parse(temperature=0))
+    zeros = {"presence_penalty": -0.0, "frequency_penalty": -0.0, "logit_bias": {"5": -0.0}, "stop_token_ids": []}
+    assert parse(**zeros, repetition_penalty=1, min_tokens=0) == parse()
+    assert str(parse(**zeros)) == str(parse())
+    assert parse(logit_bias={"10": 1, "9": 2}) == parse(logit_bias={"9": 2.0, "10": 1.0, "3": 0, "4": None})
+    assert parse(stop_token_ids=[5, 3, 5]) == parse(stop_token_ids=[3, 5])
     assert parse(stop="x") == parse(stop=["x"])
     assert parse(stop=[], **dict.fromkeys(("seed", "temperature", "n", "logprobs", "tools", "user"))) == parse()
     assert parse(max_tokens=3) == parse(max_completion_tokens=3) == parse(max_tokens=3, max_completion_tokens=3)
@@ -170,9 +182,39 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"frequency_penalty": 0.1}, "frequency_penalty"),
+    ({"frequency_penalty": 2.1}, "frequency_penalty"),
+    ({"frequency_penalty": "1"}, "frequency_penalty"),
+    ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+    ({"presence_penalty": -2.1}, "presence_penalty"),
     ({"presence_penalty": False}, "presence_penalty"),
-    ({"logit_bias": {"50": 1}}, "logit_bias"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": -1}, "repetition_penalty"),
+    ({"repetition_penalty": 101}, "repetition_penalty"),
+    ({"repetition_penalty": [1]}, "repetition_penalty"),
+    ({"logit_bias": [[50, 1]]}, "logit_bias"),
+    ({"logit_bias": {"50": "1"}}, "logit_bias"),
+    ({"logit_bias": {"50": True}}, "logit_bias"),
+    ({"logit_bias": {"50": 101}}, "logit_bias"),
+    ({"logit_bias": {"50": -100.5}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"050": 1}}, "logit_bias"),
+    ({"logit_bias": {" 50": 1}}, "logit_bias"),
+    ({"logit_bias": {"5_0": 1}}, "logit_bias"),
+    ({"logit_bias": {"\N{SUPERSCRIPT TWO}": 1}}, "logit_bias"),
+    ({"logit_bias": {"\N{ARABIC-INDIC DIGIT FIVE}": 1}}, "logit_bias"),
+    ({"logit_bias": {"the": 1}}, "logit_bias"),
+    ({"logit_bias": {"": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"logit_bias": {str(id_): 1 for id_ in range(1025)}}, "logit_bias"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 1.5}, "min_tokens"),
+    ({"min_tokens": True}, "min_tokens"),
+    ({"stop_token_ids": 3}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": ["3"]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [3, None]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"prediction": {}}, "prediction"),

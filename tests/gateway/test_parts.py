@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from backend.protocol import Sampling
@@ -218,6 +219,29 @@ def test_every_field_of_a_completion_is_in_the_id_but_the_windows() -> None:
     for name, value in OTHER_JOB.items():
         assert completion_id(replace(COMPLETION, jobs=(replace(JOB, **{name: value}),)), False) != base
     assert completion_id(COMPLETION, True) != base
+
+
+OTHER_SAMPLING: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 1,
+    "min_p": 0.5,
+    "seed": 2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 0.5,
+    "logit_bias": ((3, 1.0),),
+    "min_tokens": 1,
+}
+
+
+def test_every_field_of_a_sampling_is_in_the_id() -> None:
+    assert set(OTHER_SAMPLING) == set(Sampling.__struct_fields__)
+    ids = {completion_id(COMPLETION, False)}
+    for name, value in OTHER_SAMPLING.items():
+        job = replace(JOB, sampling=msgspec.structs.replace(JOB.sampling, **{name: value}))
+        ids.add(completion_id(replace(COMPLETION, jobs=(job,)), False))
+    assert len(ids) == 1 + len(OTHER_SAMPLING)
 
 
 def test_every_error_is_in_the_tree() -> None:
