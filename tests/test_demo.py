@@ -19,6 +19,7 @@ def test_the_demo_proves_its_point(dtype: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     off, verified = json.loads(report.read_text())["runs"]
+    assert off["fingerprints"] == verified["fingerprints"] and len(verified["fingerprints"]) == 1
     assert (off["mode"], verified["mode"]) == ("off", "verified")
     assert verified["prompts_with_one_answer_bitwise"] == verified["prompts"] == 4
     assert verified["answers"] == 12 and verified["windows"] > 0

@@ -166,7 +166,8 @@ async def _ask(client: httpx.AsyncClient, model: str, mode: str, prompt: str, pl
     response = await client.post("/v1/chat/completions", json=body)
     if response.is_error:
         raise click.ClickException(f"status {response.status_code}: {response.text}")
-    choice = response.json()["choices"][0]
+    answer = response.json()
+    choice = answer["choices"][0]
     entries = choice["logprobs"]["content"]
     return Answer(
         text=choice["message"]["content"],
@@ -174,4 +175,5 @@ async def _ask(client: httpx.AsyncClient, model: str, mode: str, prompt: str, pl
         logprobs=tuple(entry["logprob"] for entry in entries),
         windows=int(response.headers.get("x-verbatim-windows", 0)),
         rollbacks=int(response.headers.get("x-verbatim-rollbacks", 0)),
+        fingerprint=answer["system_fingerprint"],
     )

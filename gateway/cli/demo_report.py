@@ -26,6 +26,7 @@ class Answer:
     logprobs: tuple[float, ...]
     windows: int
     rollbacks: int
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ def summary(run: Run) -> dict[str, Any]:
     every = [answer for answers in run.answers.values() for answer in answers]
     return {
         "mode": run.mode,
+        "fingerprints": sorted({answer.fingerprint for answer in every}),
         "prompts": len(run.answers),
         "answers": len(every),
         "distinct_tokens_per_prompt": {"mean": sum(token_sets) / len(token_sets), "max": max(token_sets)},

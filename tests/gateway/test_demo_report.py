@@ -11,7 +11,9 @@ from gateway.cli.demo_report import Answer, Run, first_difference, render, summa
 
 
 def answer(*tokens: str, shift: float = 0.0, rollbacks: int = 0) -> Answer:
-    return Answer("".join(tokens), tokens, tuple(-0.5 - shift for _ in tokens), windows=3, rollbacks=rollbacks)
+    return Answer(
+        "".join(tokens), tokens, tuple(-0.5 - shift for _ in tokens), windows=3, rollbacks=rollbacks, fingerprint="f"
+    )
 
 
 def test_first_difference() -> None:
@@ -24,6 +26,7 @@ def test_first_difference() -> None:
 def test_one_differing_bit_is_a_second_answer() -> None:
     same = Run("verified", {"p": [answer("a", "b"), answer("a", "b")]}, tokens=4, elapsed_s=2.0)
     figures = summary(same)
+    assert figures["fingerprints"] == ["f"]
     assert figures["prompts_with_one_answer_bitwise"] == 1 and figures["first_logprob_divergence"] is None
     assert figures["tokens_per_s"] == 2.0 and figures["windows"] == 6
     bits = Run("verified", {"p": [answer("a", "b"), answer("a", "b", shift=1e-7)]}, tokens=4, elapsed_s=2.0)
