@@ -7,8 +7,10 @@ what they have and a block more, and grow block by block.
 The rules by which neither kind starves:
 - Each kind has a quarter of the places for itself; the rest goes to who comes first.
 - Calls do not wait for streams: where memory is short, a call takes it from the youngest streams, until these are down
-  to a quarter of the blocks. A stream that cannot grow takes it from the youngest stream, which may be itself.
-- Streams do not overtake a call that waits for memory. While a stream waits, calls leave it a quarter of the blocks.
+  to a quarter of the blocks. A stream is left alone until it has produced a block of tokens since it was let in.
+- A stream that cannot grow takes memory from the youngest stream, which may be itself.
+- Streams do not overtake a call that waits for memory. While a stream waits, calls leave it a quarter of the blocks;
+  and once `_PATIENCE` calls have passed it, no call is let in before it.
 - A stream that loses its memory goes back to the head of its queue. It resumes from its tokens; what is still cached
   of them is not computed again.
 """
@@ -21,6 +23,8 @@ from typing import TypeGuard
 
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.tasks import DecodeTask, Task, VerifyTask
+
+_PATIENCE = 64
 
 
 class QueueFullError(Exception):
@@ -45,7 +49,8 @@ class Admission:
         self._max_waiting = max_waiting
         self._calls: deque[Task] = deque()
         self._streams: deque[DecodeTask] = deque()
-        self._running: dict[Task, None] = {}  # Oldest first.
+        self._running: dict[Task, int] = {}  # Oldest first, with the number of tokens each had when it was let in.
+        self._passed = 0  # Calls let in while the first stream waited.
 
     def __repr__(self) -> str:
         return f"<Admission running={len(self._running)} calls={len(self._calls)} streams={len(self._streams)}>"
@@ -82,18 +87,21 @@ class Admission:
         """Let in who can be let in now."""
         changes = Changes()
         while self._calls and self._has_place(streams=False) and not self._owes_streams(self._calls[0]):
-            if not self._acquire(self._calls[0], self._calls[0].capacity):
-                if self._blocks(streams=True) <= self._cache.total // 4:
+            call = self._calls[0]
+            if not self._acquire(call):
+                victims = self._preemptable(call)
+                if not victims:
                     return changes
-                self._preempt(changes)
+                for stream in victims:
+                    self._preempt(stream, changes)
                 continue
             changes.admitted.append(self._calls.popleft())
+            self._passed += bool(self._streams)
         while self._streams and self._has_place(streams=True) and not changes.preempted:
-            stream = self._streams[0]
-            room = min(len(stream.tokens) + self._cache.block_size, stream.capacity)
-            if not self._acquire(stream, room):
+            if not self._acquire(self._streams[0]):
                 break
             changes.admitted.append(self._streams.popleft())
+            self._passed = 0
         return changes
 
     def make_room(self, streams: list[DecodeTask]) -> Changes:
@@ -103,7 +111,7 @@ class Admission:
             while stream.lease is not None and stream.computed >= len(stream.lease.blocks) * self._cache.block_size:
                 block = self._cache.grow(stream.lease)
                 if block is None:
-                    self._preempt(changes)
+                    self._preempt(next(task for task in reversed(self._running) if _is_stream(task)), changes)
                 else:
                     changes.fresh.append(block)
         return changes
@@ -114,24 +122,52 @@ class Admission:
 
     def _owes_streams(self, call: Task) -> bool:
         """Whether this call would take the quarter of memory that is due to streams which wait."""
+        if not self._streams or not self._has_place(streams=True):
+            return False
+        room = self._cache.total - self._blocks(streams=True)
+        if self._passed >= _PATIENCE and self._needs(self._streams[0]) <= room:
+            return True  # Only calls are in its way.
         held = self._blocks(streams=False)
-        needed = -(-call.capacity // self._cache.block_size)
         # Alone a call may have everything; else nothing would ever begin.
-        return bool(self._streams and held) and held + needed > self._cache.total - self._cache.total // 4
+        return held > 0 and held + self._needs(call) > self._cache.total - self._cache.total // 4
+
+    def _needs(self, task: Task) -> int:
+        """Blocks that a waiting task needs to be let in, if nothing of it is cached."""
+        return -(-self._capacity(task) // self._cache.block_size)
+
+    def _capacity(self, task: Task) -> int:
+        return min(len(task.tokens) + self._cache.block_size, task.capacity) if _is_stream(task) else task.capacity
+
+    def _preemptable(self, call: Task) -> list[DecodeTask]:
+        """The streams to preempt, youngest first, so that the call fits; none where that would not suffice."""
+        victims: list[DecodeTask] = []
+        missing = self._needs(call) - self._cache.available
+        spare = self._blocks(streams=True) - self._cache.total // 4
+        for task, tokens in reversed(self._running.items()):
+            if missing <= 0 or spare <= 0:
+                break
+            if _is_stream(task) and len(task.tokens) - tokens >= self._cache.block_size:
+                assert task.lease is not None
+                victims.append(task)
+                missing -= len(task.lease.blocks)
+                spare -= len(task.lease.blocks)
+        return victims if missing <= 0 else []
 
     def _blocks(self, streams: bool) -> int:
         leases = [task.lease for task in self._running if _is_stream(task) == streams]
         return len({block for lease in leases if lease is not None for block in lease.blocks})
 
-    def _acquire(self, task: Task, capacity: int) -> bool:
-        task.lease = self._cache.acquire(task.tokens, capacity, prefer_fixed=isinstance(task, VerifyTask))
+    def _acquire(self, task: Task) -> bool:
+        tokens, verifies = task.tokens, isinstance(task, VerifyTask)
+        if isinstance(task, VerifyTask) and task.extend:
+            # A refused draft is overwritten by what the task decodes instead: it must not lie in a block of others.
+            tokens = task.context
+        task.lease = self._cache.acquire(tokens, self._capacity(task), prefer_fixed=verifies)
         if task.lease is not None:
-            self._running[task] = None
+            self._running[task] = len(task.tokens)
         return task.lease is not None
 
-    def _preempt(self, changes: Changes) -> None:
-        """Take the memory of the youngest stream."""
-        stream = next(task for task in reversed(self._running) if _is_stream(task))
+    def _preempt(self, stream: DecodeTask, changes: Changes) -> None:
         self._release(stream)
         self._streams.appendleft(stream)
         changes.preempted.append(stream)

@@ -128,6 +128,7 @@ class Engine:
             dtype=settings.dtype,
             device="cpu",
         )
+        self._stopped = False
         self._listeners: dict[Task, Listener] = {}
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -144,12 +145,14 @@ class Engine:
     def submit(self, task: Task, listener: Listener) -> None:
         """Queue a task. The listener hears a QueueFullError where the queue is full, an EngineError after the end."""
         self._commands.put(_Submit(task, listener))
-        if not self._thread.is_alive():
+        if self._stopped:
             self._refuse_commands()
 
     def cancel(self, task: Task, done: Callable[[], None] = lambda: None) -> None:
         """Drop a task and free what it holds, after the pass that is running; its listener hears nothing more."""
         self._commands.put(_Cancel(task, done))
+        if self._stopped:
+            self._refuse_commands()
 
     def _run(self) -> None:
         try:
@@ -159,6 +162,7 @@ class Engine:
             self._on_breakdown()
             raise
         finally:
+            self._stopped = True
             for listener in self._listeners.values():
                 listener.failed(EngineError("the engine has stopped"))
             self._listeners.clear()
@@ -166,10 +170,15 @@ class Engine:
 
     def _refuse_commands(self) -> None:
         """Answer what is in the queue when no thread reads it any more."""
-        while not self._commands.empty():
-            command = self._commands.get()
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
             if isinstance(command, _Submit):
                 command.listener.failed(EngineError("the engine has stopped"))
+            elif isinstance(command, _Cancel):
+                command.done()
 
     @torch.inference_mode()
     def _loop(self) -> None:

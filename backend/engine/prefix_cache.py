@@ -57,6 +57,7 @@ class PrefixCache:
         self._root = _Node(block=-1, tokens=(), fixed=0, parent=None)
         self._idle: OrderedDict[_Node, None] = OrderedDict()  # Least recently used first; children before parents.
         self._leases: list[Lease] = []
+        self.evictions = 0
 
     def __repr__(self) -> str:
         return (
@@ -72,6 +73,11 @@ class PrefixCache:
     def leased_calls(self) -> int:
         """Leases not yet released."""
         return len(self._leases)
+
+    @property
+    def available(self) -> int:
+        """Blocks that hold nothing, or what can be evicted."""
+        return len(self._free) + len(self._idle)
 
     @property
     def total(self) -> int:
@@ -152,6 +158,9 @@ class PrefixCache:
                 self._pin(kept)
                 path.append(kept)
                 parent = kept
+                # A twin that others use can hold less fixed KV than ours did; nothing behind it counts as fixed then.
+                if kept.fixed < size:
+                    fixed = min(fixed, index * size + kept.fixed)
         # Leaf first, so that a parent is always more recently used than its children.
         for node in reversed(path):
             self._unpin(node)
@@ -235,6 +244,7 @@ class PrefixCache:
         if self._free:
             return self._free.pop()
         node, _ = self._idle.popitem(last=False)
+        self.evictions += 1
         parent = node.parent
         assert parent is not None and not node.children and not node.tails, "eviction must be leaf first"
         if parent.children.get(node.tokens) is node:

@@ -36,8 +36,8 @@ class Runner:
         if lease.copy is not None:
             self._kv.copy(*lease.copy)
 
-    def run(self, work: Pass) -> list[list[Scored] | None]:
-        """Run one pass; the chosen tokens of each span, in order. None for a span with logits that are not finite."""
+    def run(self, work: Pass) -> list[list[Scored | None]]:
+        """Run one pass; the chosen tokens of each span, in order. None for a row whose logits are not finite."""
         logits = self.forward(work)
         draws: list[Draw] = []
         tasks: list[Task] = []
@@ -52,12 +52,7 @@ class Runner:
             rows = slice(first, first + _SCORED_ROWS)
             scored += _score(logits[rows], draws[rows], tasks[rows])
         tokens = iter(scored)
-        chosen: list[list[Scored] | None] = []
-        for span in work.spans:
-            each = [next(tokens) for _ in range(span.choices)]
-            stand = [token for token in each if token is not None]
-            chosen.append(stand if len(stand) == len(each) else None)
-        return chosen
+        return [[next(tokens) for _ in range(span.choices)] for span in work.spans]
 
     @torch.inference_mode()
     def forward(self, work: Pass) -> torch.Tensor:

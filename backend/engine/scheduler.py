@@ -5,10 +5,10 @@ Rules:
   kind of traffic starves.
 - Where the fixed lane's arithmetic does not depend on the number of rows, its tasks that decode (one row each) share a
   pass, and the fast lane's decoding tasks ride along in it: one pass over the weights serves both.
-- In the fast lane, prefill and decoding take turns in the same way. A decode pass takes one row of every
-  decoding task.
-- In the fixed lane, tasks take turns in order of arrival. Tasks with at most a window of rows left share a pass of up
-  to G of them. Longer ones (prompts) share a pass of G x W rows where the arithmetic allows it, else have W rows each.
+- In the fast lane, prefill and decoding take turns in the same way. A decode pass takes a row of every decoding task.
+- In the fixed lane, the decoding pass takes turns with the others, and within these, tasks in order of arrival: those
+  with at most a window of rows left share a pass of up to G of them; longer ones (prompts) share a pass of G x W rows
+  where the arithmetic allows it, else have W rows each.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Scheduler:
         self._verifying: deque[VerifyTask] = deque()
         self._last_lane: Lane = "fast"
         self._prefilled_last = False
+        self._decoded_last = False
 
     def __repr__(self) -> str:
         return (
@@ -127,24 +128,29 @@ class Scheduler:
             return self._fixed_pass() if self._verifying else Pass("fast", self._prefill_spans())
         return None
 
-    def apply(self, done: Pass, chosen: Sequence[Sequence[Scored] | None]) -> Outcome:
-        """Take a pass's results: `choices` tokens for each span, or None where its logits were not finite."""
+    def apply(self, done: Pass, chosen: Sequence[Sequence[Scored | None]]) -> Outcome:
+        """Take a pass's results: `choices` tokens for each span, None for a row whose logits were not finite.
+
+        Such a row breaks its task, unless it lies behind a refused draft.
+        """
         outcome = Outcome([], [])
         for span, tokens in zip(done.spans, chosen, strict=True):
             task = span.task
-            if tokens is None:
+            task.computed = span.start + span.count
+            broken = False
+            for token in tokens:
+                if token is None:
+                    broken = True
+                elif isinstance(task, VerifyTask):
+                    self._commit(task, token)
+                else:
+                    self._extend(task, token)
+                if broken or task.done or task.computed < span.start + span.count:
+                    break  # What follows was computed behind a refused draft.
+            if broken:
                 self.fail(task)
                 outcome.broken.append(task)
-                continue
-            task.computed = span.start + span.count
-            if isinstance(task, VerifyTask):
-                for token in tokens:
-                    self._commit(task, token)
-                    if task.done or task.computed < span.start + span.count:
-                        break  # What follows was computed behind a refused draft.
-            elif tokens:
-                self._extend(task, tokens[0])
-            if task.done:
+            elif task.done:
                 if isinstance(task, VerifyTask):
                     self._costs.observe_verdict(len(task.draft), task.agreed)
                     task.wants_draft = self._wants_draft()
@@ -224,16 +230,17 @@ class Scheduler:
         return spans
 
     def _fixed_pass(self) -> Pass:
-        first = self._verifying[0]
-        if self._rows_left(first) == 1 and self._shape_invariant:
-            group = [task for task in self._verifying if self._rows_left(task) == 1]
+        ones = [task for task in self._verifying if self._shape_invariant and self._rows_left(task) == 1]
+        others = [task for task in self._verifying if task not in ones]
+        self._decoded_last = bool(ones) and not (others and self._decoded_last)
+        if self._decoded_last:
+            group = ones
             work = self._decode_pass("fixed", [self._fixed_span(task, 1) for task in group])
-        elif self._rows_left(first) > self._shape.window:
+        elif self._rows_left(others[0]) > self._shape.window:
             group, work = self._long_pass()
         else:
             # Rows of one sequence beside windows would be padded to their width; they have a pass of their own.
-            least = 2 if self._shape_invariant else 1
-            short = [task for task in self._verifying if least <= self._rows_left(task) <= self._shape.window]
+            short = [task for task in others if self._rows_left(task) <= self._shape.window]
             group = short[: self._shape.groups]
             work = Pass("fixed", [self._fixed_span(task, self._shape.window) for task in group])
         for task in group:

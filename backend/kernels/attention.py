@@ -68,7 +68,8 @@ def _gather(pool: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
 
 def attention_fast(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout) -> torch.Tensor:
     """q [N, heads, D] over pools [blocks, kv_heads, BLOCK, D] -> [N, heads * D]; bits depend on the batch."""
-    length = int(layout.starts.max()) + layout.width
+    # Empty cells of a short sequence that stands far on would reach behind the tables.
+    length = min(int(layout.starts.max()) + layout.width, layout.tables.shape[1] * BLOCK)
     k = _gather(keys, layout.tables).flatten(2, 3)[:, :, :length]
     v = _gather(values, layout.tables).flatten(2, 3)[:, :, :length]
     query_positions = layout.starts[:, None] + torch.arange(layout.width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from types import FrameType
 from typing import cast
 
 import click
@@ -47,11 +48,10 @@ def main(
         verify_window=verify_window,
     )
     backend = Backend()
-    # A draining server waits for streams to end; they end because the engine fails what is in flight.
     config = uvicorn.Config(
         create_app(backend), host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
     )
-    server = uvicorn.Server(config)
+    server = _Server(config, backend)
     failures: list[str] = []
 
     def fail(reason: str) -> None:
@@ -83,6 +83,19 @@ def main(
     backend.stop()
     if failures:
         raise click.ClickException(failures[0])
+
+
+class _Server(uvicorn.Server):
+    """Stops the engine as soon as it is told to stop: what is in flight ends with an error instead of being cut off."""
+
+    def __init__(self, config: uvicorn.Config, backend: Backend):
+        super().__init__(config)
+        self._backend = backend
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # In a thread: the engine finishes its pass first, and this is a signal handler.
+        threading.Thread(target=self._backend.stop, name="stopper").start()
+        super().handle_exit(sig, frame)
 
 
 if __name__ == "__main__":

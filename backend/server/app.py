@@ -63,22 +63,22 @@ class Backend:
 
     def stop(self) -> None:
         """Fail what is in flight."""
-        if self._engine is not None:
-            self._engine.stop()
-            self._engine = None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.stop()
 
     @property
     def engine(self) -> Engine:
         """Raises CallError until the engine is ready."""
         if self._engine is None:
-            raise CallError("unavailable", "the model is still loading")
+            raise CallError("unavailable", "the backend is loading or stopping")
         return self._engine
 
     @property
     def tokenizer(self) -> TokenizerFiles:
         """Raises CallError until the engine is ready."""
         if self._tokenizer is None:
-            raise CallError("unavailable", "the model is still loading")
+            raise CallError("unavailable", "the backend is loading or stopping")
         return self._tokenizer
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 
 from backend.engine.admission import QueueFullError
 from backend.engine.engine import Engine
@@ -31,7 +32,9 @@ class _Mailbox:
         self._post(error)
 
     def _post(self, item: Sequence[Scored] | Exception | None) -> None:
-        self._loop.call_soon_threadsafe(self.items.put_nowait, item)
+        # A loop that has closed has nobody waiting any more.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.items.put_nowait, item)
 
 
 async def stream(engine: Engine, task: Task) -> AsyncGenerator[Sequence[Scored], None]:

@@ -38,6 +38,8 @@ def tiny_checkpoint(seed: int = 0, config: ModelConfig = TINY) -> Checkpoint:
 
     weights = {
         "embedding": weight(config.vocab_size, config.hidden_size) * 6,
+        # Not tied: a tied head would favour the last token, and every answer would repeat it.
+        "lm_head": weight(config.vocab_size, config.hidden_size) * 3,
         "final_norm": torch.ones(config.hidden_size),
     }
     for i in range(config.layers):

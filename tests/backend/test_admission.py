@@ -51,14 +51,21 @@ def test_calls_take_memory_from_the_youngest_streams() -> None:
     for each in streams:
         admit.submit(each)
     assert admit.admit().admitted == streams
+    assert admit.admit().preempted == []
+    wanting = call([1] * 20, extend=5)
+    admit.submit(wanting)
+    assert admit.admit().admitted == [], "streams are left alone until they have produced a block"
+    for each in streams:
+        each.tokens += [0] * SIZE
+    admit.end(wanting)
     wanting = call([1] * 20, extend=5)
     admit.submit(wanting)
     changes = admit.admit()
     assert changes.admitted == [wanting]
-    assert changes.preempted == [streams[3], streams[2], streams[1]]
+    assert changes.preempted == [streams[3], streams[2], streams[1]], "as many as the call needs"
     cache.check_integrity()
     admit.end(wanting)
-    assert admit.admit().admitted == streams[1:], "they come back in their order"
+    assert admit.admit().admitted == streams[1:3], "they come back in their order"
 
 
 def test_streams_keep_a_quarter_of_memory_from_calls() -> None:
@@ -86,6 +93,34 @@ def test_waiting_streams_are_left_memory_by_calls() -> None:
     assert admit.admit().admitted == []
     admit.submit(call([3] * 8))
     assert admit.admit().admitted == [], "the call would take what the stream waits for"
+
+
+def test_a_stream_that_needs_nearly_all_memory_is_served_under_endless_calls() -> None:
+    """Calls keep coming; the stream is let in after some have passed it, and gets on a block at a time."""
+    admit, cache = admission(blocks=16)
+    big = stream([1] * 48, 12)
+    running: list[Task] = [call([100 + i] * 16) for i in range(4)]
+    for task in running:
+        admit.submit(task)
+    admit.admit()
+    admit.submit(big)
+    for number in range(2000):
+        if running:
+            admit.end(running.pop(0))
+        task = call([200 + number] * 16)
+        admit.submit(task)
+        running.append(task)
+        for admitted in admit.admit().admitted:
+            if admitted is big:
+                big.computed = len(big.tokens) - 1
+        if big.lease is not None:
+            admit.make_room([big])
+            big.tokens.append(0)
+            big.computed += 1
+        if len(big.tokens) == 60:
+            return
+        cache.check_integrity()
+    raise AssertionError(f"the stream has {len(big.tokens)} tokens: {admit!r}")
 
 
 @pytest.mark.parametrize("first_kind", ["streams", "calls"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from backend.engine.admission import QueueFullError
 from backend.engine.engine import EngineError
-from backend.engine.kv_pool import ZERO_BLOCK, block_bytes
+from backend.engine.kv_pool import RESERVED_BLOCKS, ZERO_BLOCK, block_bytes
 from backend.engine.tasks import DecodeTask
 from backend.kernels.ops import CPU_FIXED
 from backend.protocol import Sampling
@@ -24,6 +25,13 @@ CHECKPOINT = tiny_checkpoint()
 BLOCK_BYTES = block_bytes(TINY, torch.bfloat16)
 GREEDY = Sampling(temperature=0.0)
 SEEDED = Sampling(temperature=0.9, top_p=0.95, seed=42)
+LONG = [(7 * i * i + 3 * i) % TINY.vocab_size for i in range(150)]
+
+
+def _bytes(dtype: Dtype, blocks: int) -> int:
+    return (blocks + RESERVED_BLOCKS) * block_bytes(TINY, getattr(torch, dtype))
+
+
 PROMPT = [7, 300, 21, 21, 5, 88, 130, 2, 14]
 
 
@@ -54,7 +62,8 @@ def test_windows_shapes_and_threads_give_the_same_bits(dtype: Dtype, sampling: S
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def calls(request: pytest.FixtureRequest) -> object:
-    with running_engine(CHECKPOINT, request.param, kv_bytes=120 * BLOCK_BYTES) as running:
+    """An engine with little memory, warm from test to test."""
+    with running_engine(CHECKPOINT, request.param, kv_bytes=_bytes(request.param, blocks=24)) as running:
         yield running
         running.engine._cache.check_integrity()
 
@@ -95,13 +104,15 @@ def test_a_poisoned_drafter_changes_nothing(
 
 
 def test_company_cancellations_and_evictions_change_nothing(calls: Calls) -> None:
-    """Verified answers in random traffic equal those of an idle engine, logprobs bitwise. Memory for 60 blocks only."""
+    """With little memory, verified answers in random traffic equal those of a fresh idle engine, bitwise."""
     rng = random.Random(3)
     shared = [rng.randrange(TINY.vocab_size) for _ in range(150)]
     lengths = [rng.choice([1, 63, 64, 65, 128, 150]) for _ in range(10)]
     prompts = [[*shared[:length], rng.randrange(TINY.vocab_size)] for length in lengths]
     samplings = [GREEDY, SEEDED, Sampling(temperature=1.0, seed=7, top_k=20), Sampling(temperature=1.3, min_p=0.1)]
-    alone = [calls.complete(prompt, 40, samplings[i % 4]) for i, prompt in enumerate(prompts)]
+    with running_engine(CHECKPOINT, calls.engine.info.dtype) as fresh:  # type: ignore[arg-type]
+        alone = [fresh.complete(prompt, 40, samplings[i % 4]) for i, prompt in enumerate(prompts)]
+    evictions = calls.engine._cache.evictions
     stop = threading.Event()
 
     def noise(seed: int) -> None:
@@ -113,7 +124,8 @@ def test_company_cancellations_and_evictions_change_nothing(calls: Calls) -> Non
                 draft = [local.randrange(TINY.vocab_size) for _ in range(local.randint(0, 90))]
                 task = verify_task(context, draft, sampling, extend=local.choice([0, 30]))
             else:
-                task = draft_task(context, local.randint(1, 100), sampling)
+                count, is_draft = local.randint(1, 100), local.random() < 0.5
+                task = DecodeTask(context, count, sampling, frozenset(), top=0, is_draft=is_draft)
             waiter = Waiter()
             calls.engine.submit(task, waiter)
             if local.random() < 0.4:
@@ -139,11 +151,9 @@ def test_company_cancellations_and_evictions_change_nothing(calls: Calls) -> Non
     for thread in crowd:
         thread.join()
     assert answers == {index: alone[index % 10] for index in range(20)}
+    assert len({tuple(answer) for answer in alone}) == 10 and calls.engine._cache.evictions > evictions
     assert calls.engine._cache.leased_calls == 0
     calls.engine._cache.check_integrity()
-
-
-LONG = [(7 * i * i + 3 * i) % TINY.vocab_size for i in range(150)]
 
 
 def test_fast_kv_is_never_taken_for_verified(dtype: Dtype) -> None:
@@ -180,6 +190,53 @@ def test_what_a_block_held_before_does_not_matter(dtype: Dtype) -> None:
         for pool in (*kv.keys, *kv.values):
             pool[ZERO_BLOCK + 1 :] = float("nan")
         assert calls.complete(PROMPT, 70, SEEDED) == expected
+        growing = DecodeTask(PROMPT, 300, SEEDED, frozenset(), top=0, is_draft=False)
+        calls.run(growing)
+        assert len(growing.produced) == 300
+
+
+def test_a_refused_draft_before_an_extension_leaves_no_trace(dtype: Dtype) -> None:
+    """What the verifier decodes instead of a draft is not written where others keep that draft."""
+    prompt, wrong = LONG[:60], [9, 8, 7, 6]
+    with running_engine(CHECKPOINT, dtype) as calls:
+        expected = calls.verify([*prompt, *wrong, 11, 12, 13], [], SEEDED)
+        decoded = calls.decode(prompt, 21, SEEDED, (20,))
+    with running_engine(CHECKPOINT, dtype) as calls:
+        calls.draft([*prompt, *wrong, 1], 1, SEEDED)  # Now a full block holds the wrong draft.
+        extended = verify_task(prompt, wrong, SEEDED, extend=20)
+        calls.run(extended)
+        assert extended.agreed == 0 and [(t.id, t.logprob) for t in extended.produced] == decoded
+        assert calls.verify([*prompt, *wrong, 11, 12, 13], [], SEEDED).produced == expected.produced
+
+
+def test_unverified_sequences_ride_along_in_the_fixed_lane() -> None:
+    with running_engine(CHECKPOINT) as calls:
+        runner, passes = calls.engine._runner, []
+        run = runner.run
+        runner.run = lambda work: (passes.append(work), run(work))[1]  # type: ignore[method-assign, func-returns-value]
+        stream = DecodeTask([4, 4], 200, GREEDY, frozenset(), top=0, is_draft=False)
+        waiter = Waiter()
+        calls.engine.submit(stream, waiter)
+        assert waiter.first_token.wait(60)
+        direct = verify_task(PROMPT, [], SEEDED, extend=60)
+        calls.run(direct)
+        waiter.wait()
+    shared = [work for work in passes if {span.task for span in work.spans} == {stream, direct}]
+    assert len(shared) >= 50 and all(work.lane == "fixed" for work in shared)
+
+
+def test_long_prompts_do_not_hold_up_what_decodes() -> None:
+    """Between two rows of a stream that rides along there are never more than a few passes."""
+    with running_engine(CHECKPOINT, groups=1, window=8) as calls:
+        runner, passes = calls.engine._runner, []
+        run = runner.run
+        runner.run = lambda work: (passes.append(work), run(work))[1]  # type: ignore[method-assign, func-returns-value]
+        stream = DecodeTask([4, 4], 150, GREEDY, frozenset(), top=0, is_draft=False)
+        direct = verify_task(PROMPT, [], SEEDED, extend=150)
+        prompts = [verify_task([i, *LONG], [], GREEDY) for i in range(12)]
+        calls.run(stream, direct, *prompts)
+    rows = [index for index, work in enumerate(passes) if any(span.task is stream for span in work.spans)]
+    assert max(after - before for before, after in pairwise(rows)) <= 4
 
 
 def test_logprobs_of_a_verified_answer_are_a_distribution(calls: Calls) -> None:
@@ -247,7 +304,6 @@ def test_a_context_whose_logits_are_not_finite_fails_alone() -> None:
     weights = dict(CHECKPOINT.weights)
     weights["embedding"] = weights["embedding"].clone()
     weights["embedding"][100] = float("nan")
-    weights["lm_head"] = CHECKPOINT.weights["embedding"]
     with running_engine(CHECKPOINT) as calls:
         expected = calls.verify(PROMPT, [5, 6], SEEDED).produced
     with running_engine(replace(CHECKPOINT, weights=weights)) as calls:

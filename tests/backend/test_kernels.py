@@ -143,6 +143,19 @@ def test_attention_of_ragged_rows_is_that_of_padded_rows() -> None:
 
 
 @pytest.mark.parametrize("attention", [attention_fast, attention_fixed])
+def test_a_long_sequence_of_few_rows_stands_beside_a_short_one_of_many(attention: object) -> None:
+    """The last row of a block, beside a sequence of more rows than are left in that block."""
+    keys, values = torch.randn(2, 6, 2, BLOCK, 16)
+    q = torch.randn(1 + 9, 4, 16)
+    tables = torch.tensor([[0, 1], [2, 3]])
+    positions = torch.tensor([127, *range(9)])
+    layout = Layout(positions, positions, tables, torch.tensor([127, 0]), 9, torch.tensor([0, *range(9, 18)]))
+    together = attention(q, keys, values, layout)  # type: ignore[operator]
+    alone = attention(q[:1], keys, values, _layout([127], 1, tables[:1]))  # type: ignore[operator]
+    torch.testing.assert_close(together[:1], alone)
+
+
+@pytest.mark.parametrize("attention", [attention_fast, attention_fixed])
 def test_attention_agrees_with_the_reference(attention: object) -> None:
     keys, values = torch.randn(2, 4, 2, BLOCK, 16)
     q = torch.randn(6, 4, 16)
