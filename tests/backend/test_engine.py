@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,7 +18,8 @@ from hypothesis import strategies as st
 from backend.engine.admission import QueueFullError
 from backend.engine.engine import EngineError
 from backend.engine.kv_pool import RESERVED_BLOCKS, ZERO_BLOCK, block_bytes
-from backend.engine.tasks import DecodeTask
+from backend.engine.scheduler import Pass
+from backend.engine.tasks import DecodeTask, Scored, Task
 from backend.kernels.ops import CPU_FIXED
 from backend.protocol import Sampling
 from backend.settings import Dtype
@@ -209,18 +213,37 @@ def test_a_refused_draft_before_an_extension_leaves_no_trace(dtype: Dtype) -> No
         assert calls.verify([*prompt, *wrong, 11, 12, 13], [], SEEDED).produced == expected.produced
 
 
+@contextmanager
+def watched(calls: Calls) -> Iterator[list[Pass]]:
+    """The passes the engine runs from here on. The first one waits until the context is left: all is submitted then."""
+    runner, passes, gate = calls.engine._runner, [], threading.Event()
+    run = runner.run
+
+    def watch(work: Pass) -> list[list[Scored | None]]:
+        assert gate.wait(60)
+        passes.append(work)
+        return run(work)
+
+    runner.run = watch  # type: ignore[method-assign]
+    yield passes
+    gate.set()
+
+
+def submitted(calls: Calls, *tasks: Task) -> list[Waiter]:
+    waiters = [Waiter() for _ in tasks]
+    for task, waiter in zip(tasks, waiters, strict=True):
+        calls.engine.submit(task, waiter)
+    return waiters
+
+
 def test_unverified_sequences_ride_along_in_the_fixed_lane() -> None:
     with running_engine(CHECKPOINT) as calls:
-        runner, passes = calls.engine._runner, []
-        run = runner.run
-        runner.run = lambda work: (passes.append(work), run(work))[1]  # type: ignore[method-assign, func-returns-value]
         stream = DecodeTask([4, 4], 200, GREEDY, frozenset(), top=0, is_draft=False)
-        waiter = Waiter()
-        calls.engine.submit(stream, waiter)
-        assert waiter.first_token.wait(60)
         direct = verify_task(PROMPT, [], SEEDED, extend=60)
-        calls.run(direct)
-        waiter.wait()
+        with watched(calls) as passes:
+            waiters = submitted(calls, stream, direct)
+        for waiter in waiters:
+            waiter.wait()
     shared = [work for work in passes if {span.task for span in work.spans} == {stream, direct}]
     assert len(shared) >= 50 and all(work.lane == "fixed" for work in shared)
 
@@ -228,14 +251,16 @@ def test_unverified_sequences_ride_along_in_the_fixed_lane() -> None:
 def test_long_prompts_do_not_hold_up_what_decodes() -> None:
     """Between two rows of a stream that rides along there are never more than a few passes."""
     with running_engine(CHECKPOINT, groups=1, window=8) as calls:
-        runner, passes = calls.engine._runner, []
-        run = runner.run
-        runner.run = lambda work: (passes.append(work), run(work))[1]  # type: ignore[method-assign, func-returns-value]
         stream = DecodeTask([4, 4], 150, GREEDY, frozenset(), top=0, is_draft=False)
         direct = verify_task(PROMPT, [], SEEDED, extend=150)
         prompts = [verify_task([i, *LONG], [], GREEDY) for i in range(12)]
-        calls.run(stream, direct, *prompts)
+        with watched(calls) as passes:
+            waiters = submitted(calls, stream, direct, *prompts)
+        for waiter in waiters:
+            waiter.wait()
     rows = [index for index, work in enumerate(passes) if any(span.task is stream for span in work.spans)]
+    long = [index for index, work in enumerate(passes) if any(span.task in prompts for span in work.spans)]
+    assert len([index for index in long if rows[0] < index < rows[-1]]) > 20, "no prompt ran meanwhile"
     assert max(after - before for before, after in pairwise(rows)) <= 4
 
 
@@ -268,7 +293,14 @@ def test_stop_tokens_and_the_context_limit_end_a_sequence(calls: Calls) -> None:
     assert end.finish == "length" and len(end.produced) == 1
 
 
-def test_a_cancelled_call_frees_what_it_holds(calls: Calls) -> None:
+def test_a_cancelled_call_frees_what_it_holds(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = calls.engine._runner.run
+
+    def slowly(work: Pass) -> list[list[Scored | None]]:
+        time.sleep(0.005)  # So that the call is still under way when it is cancelled.
+        return run(work)
+
+    monkeypatch.setattr(calls.engine._runner, "run", slowly)
     task = draft_task(PROMPT, 400, GREEDY)
     waiter = Waiter()
     calls.engine.submit(task, waiter)
