@@ -95,19 +95,23 @@ class Engine:
         blocks = settings.kv_bytes // block_bytes(config, dtype) - RESERVED_BLOCKS
         if blocks < 1:
             raise EngineError(f"kv_bytes: {settings.kv_bytes} holds no block of {block_bytes(config, dtype)} bytes")
+
+        def runner(blocks: int) -> Runner:
+            return Runner(model, KvPool(config, dtype, blocks), fast, fixed, shape)
+
         self._cache = PrefixCache(blocks, BLOCK, first=RESERVED_BLOCKS)
-        self._runner = Runner(model, KvPool(config, dtype, blocks), fast, fixed, shape)
+        self._runner = runner(blocks)
         roles: list[Role] = ["draft", "verify"]
         probe_digest = ""
         try:
-            probe_digest = probe(Runner(model, KvPool(config, dtype, PROBE_BLOCKS), fast, fixed, shape), config, shape)
+            probe_digest = probe(runner(PROBE_BLOCKS), config, shape)
         except InvarianceError as error:
             log.error("the verify role is refused: %s", error)
             self.refusal = str(error)
             roles = ["draft"]
         self._costs = LaneCosts(shape.window)
         if fixed.shape_invariant:
-            measure(Runner(model, KvPool(config, dtype, MEASURE_BLOCKS), fast, fixed, shape), config, self._costs)
+            measure(runner(MEASURE_BLOCKS), config, self._costs)
         max_context = min(config.max_position, blocks * BLOCK)
         self._scheduler = Scheduler(
             Admission(self._cache, _MAX_RUNNING, settings.max_waiting),

@@ -65,11 +65,6 @@ class PrefixCache:
         )
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks that hold nothing."""
-        return len(self._free)
-
-    @property
     def leased_calls(self) -> int:
         """Leases not yet released."""
         return len(self._leases)
@@ -99,11 +94,11 @@ class PrefixCache:
         for node in pinned:
             self._pin(node)
         needed = self._blocks_for(capacity) - len(shared) - takes_over
-        if source is not None and not takes_over and needed > len(self._free) + len(self._idle):
+        if source is not None and not takes_over and needed > self.available:
             # Memory is too tight to keep what would be copied; its block is needed itself.
             self._unpin(pinned.pop())
             source, common = None, 0
-        if needed > len(self._free) + len(self._idle):
+        if needed > self.available:
             for node in reversed(pinned):
                 self._unpin(node)
             return None
@@ -134,7 +129,7 @@ class PrefixCache:
 
     def grow(self, lease: Lease) -> int | None:
         """Add a block to the end of a lease; the holder clears it. None where memory does not suffice for now."""
-        if not self._free and not self._idle:
+        if not self.available:
             return None
         lease.blocks.append(self._take())
         return lease.blocks[-1]

@@ -98,9 +98,7 @@ def create_app(backend: Backend) -> FastAPI:
     async def draft(request: Request) -> Response:
         engine = backend.engine
         call = await _decode(request, DraftRequest)
-        _check_ids(engine, call.context, "context")
-        _check_room(engine, len(call.context), "context")
-        _check_sampling(engine, call.sampling, call.stop_ids)
+        _check_call(engine, call)
         room = engine.info.max_context - len(call.context)
         task = DecodeTask(
             context=call.context,
@@ -120,10 +118,8 @@ def create_app(backend: Backend) -> FastAPI:
         if engine.refusal is not None:
             raise CallError("role_refused", f"this backend does not verify: {engine.refusal}")
         call = await _decode(request, VerifyRequest)
-        _check_ids(engine, call.context, "context")
+        _check_call(engine, call)
         _check_ids(engine, call.draft, "draft")
-        _check_room(engine, len(call.context), "context")
-        _check_sampling(engine, call.sampling, call.stop_ids)
         _check_room(engine, len(call.context) + len(call.draft), "draft")
         room = engine.info.max_context - len(call.context) - len(call.draft) - 1
         task = VerifyTask(
@@ -149,9 +145,7 @@ def create_app(backend: Backend) -> FastAPI:
     async def stream_tokens(request: Request) -> Response:
         engine = backend.engine
         call = await _decode(request, StreamRequest)
-        _check_ids(engine, call.context, "context")
-        _check_room(engine, len(call.context), "context")
-        _check_sampling(engine, call.sampling, call.stop_ids)
+        _check_call(engine, call)
         task = DecodeTask(
             context=call.context,
             count=min(call.max_tokens, engine.info.max_context - len(call.context)),
@@ -208,6 +202,13 @@ async def _decode(request: Request, struct: type[Body]) -> Body:
         return msgspec.json.decode(body, type=struct)
     except msgspec.DecodeError as error:
         raise from_decoding(error) from error
+
+
+def _check_call(engine: Engine, call: DraftRequest | VerifyRequest | StreamRequest) -> None:
+    """What all calls have in common."""
+    _check_ids(engine, call.context, "context")
+    _check_room(engine, len(call.context), "context")
+    _check_sampling(engine, call.sampling, call.stop_ids)
 
 
 def _check_ids(engine: Engine, ids: list[int], field: str) -> None:
