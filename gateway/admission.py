@@ -30,6 +30,10 @@ class Admission:
         return f"<Admission {self._taken}/{self._capacity}{' draining' if self._draining else ''}>"
 
     @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
     def draining(self) -> bool:
         return self._draining
 

@@ -1,4 +1,4 @@
-"""The answer to a chat request, as an ASGI response that does the work while it is being sent.
+"""The answer to a request that generates, as an ASGI response that does the work while it is being sent.
 
 Owns ids, times and headers of answers. All of a request's work, from admission to the last byte, happens in one task
 inside one context, raced against the client's leaving; so there is no moment at which a place is held or a backend call
@@ -12,30 +12,29 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import sse
-from gateway.completion_id import PREFIX, completion_id
+from gateway.completion_id import completion_id
 from gateway.disconnect import unless_client_leaves
 from gateway.domain import Completion, Counts
 from gateway.errors import ClientLeft, GatewayError, envelope
-from gateway.openai_api.request import ChatRequest
-from gateway.openai_api.response import Chunks, Envelope, Whole
+from gateway.openai_api.ask import Ask
+from gateway.openai_api.shape import Chunks, Envelope, Shape, Whole
 from gateway.service import Run, Service
 from policies.policy import HEADER, Mode
 
 
-class ChatAnswer(Response):
-    """Runs a chat request and sends what comes of it."""
+class Answer(Response):
+    """Runs a request and sends what comes of it."""
 
-    def __init__(self, service: Service, chat: ChatRequest) -> None:
+    def __init__(self, service: Service, ask: Ask) -> None:
         super().__init__()
         self._service = service
-        self._chat = chat
+        self._ask = ask
         self._streaming = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,8 +45,8 @@ class ChatAnswer(Response):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._service.open(self._chat.order) as run:
-                if self._chat.stream:
+            async with self._service.open(self._ask.order) as run:
+                if self._ask.stream:
                     await self._stream(run, send)
                     return
                 response = await self._whole(run)
@@ -63,7 +62,7 @@ class ChatAnswer(Response):
 
     async def _whole(self, run: Run) -> Response:
         completion = run.completion
-        whole = Whole(self._envelope(completion), len(completion.jobs), self._token_name())
+        whole = Whole(*self._frame(run))
         async for event in run.events:
             whole.add(event)
         body = msgspec.json.encode(whole.body(completion.prompt_tokens))
@@ -72,7 +71,7 @@ class ChatAnswer(Response):
 
     async def _stream(self, run: Run, send: Send) -> None:
         completion = run.completion
-        chunks = Chunks(self._envelope(completion), len(completion.jobs), self._token_name(), self._chat.include_usage)
+        chunks = Chunks(*self._frame(run), self._ask.include_usage)
         # Nothing is sent before the first event: until then an error can still be a status.
         pending = chunks.add(await anext(run.events))
         headers = _headers(completion) | {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -86,15 +85,11 @@ class ChatAnswer(Response):
         await _send_events(send, chunks.end(completion.prompt_tokens))
         await _send(send, _count_comment(completion, chunks.counts) + sse.DONE, more=False)
 
-    def _envelope(self, completion: Completion) -> Envelope:
-        if completion.mode is Mode.VERIFIED:
-            id_ = completion_id(completion, self._chat.logprobs)
-        else:
-            id_ = PREFIX + uuid.uuid4().hex
-        return Envelope(id_, int(time.time()), completion.model, completion.fingerprint)
-
-    def _token_name(self) -> Callable[[int], bytes] | None:
-        return self._service.token_name if self._chat.logprobs else None
+    def _frame(self, run: Run) -> tuple[Envelope, Shape]:
+        completion = run.completion
+        shape = self._ask.view.shape(len(completion.jobs), run.token_bytes)
+        digest = completion_id(completion, shape.key) if completion.mode is Mode.VERIFIED else uuid.uuid4().hex
+        return Envelope(shape.id_prefix + digest, int(time.time()), completion.model, completion.fingerprint), shape
 
 
 async def _send_events(send: Send, events: list[dict[str, object]]) -> None:

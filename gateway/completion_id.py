@@ -2,7 +2,7 @@
 
 The digest is over a JSON array of typed, delimited values, never over text joined together. Left out, and why:
 `Completion.windows` never changes the result. Everything else of a completion and its jobs is in,
-a job's sampling with every field it has.
+a job's sampling with every field it has; what the endpoint adds to it is in the shape's key.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import msgspec
 
 from gateway.domain import Completion, Job
 
-PREFIX = "chatcmpl-"
 
-
-def completion_id(completion: Completion, logprobs: bool) -> str:
+def completion_id(completion: Completion, shape_key: list[object]) -> str:
     """An id equal for equal verified requests and, but for the chance of a collision, only for these."""
     key = [
         completion.fingerprint,
@@ -24,9 +22,11 @@ def completion_id(completion: Completion, logprobs: bool) -> str:
         completion.mode,
         list(completion.stops),
         [_job_key(job) for job in completion.jobs],
-        logprobs,
+        completion.choices,
+        completion.continues,
+        shape_key,
     ]
-    return PREFIX + hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:32]
+    return hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:32]
 
 
 def _job_key(job: Job) -> list[object]:

@@ -44,16 +44,41 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat, for the model's template to make a prompt of."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A text to go on with. With `special_tokens` the tokenizer puts those around it that it puts around any text."""
+
+    text: str
+    special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt that is token ids already."""
+
+    ids: tuple[int, ...]
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """What a client asks for, valid in itself but not yet matched with a model, a policy or free capacity.
 
-    `sampling` holds no seed yet: the policy decides it from `facts`. `max_tokens` None means as many as fit;
-    `max_tokens_field` is what the client calls it, for errors to say. `stop_ids` end the sequence as the model's own
-    do, which `ignore_eos` takes out.
+    `choices` is the number of completions of each of the `prompts`. `sampling` holds no seed yet: the policy decides it
+    from `facts`. `max_tokens` None means as many as fit; `max_tokens_field` is what the client calls it, for errors to
+    say. `stop_ids` end the sequence as the model's own do, which `ignore_eos` takes out.
     """
 
     model: str
-    messages: tuple[Message, ...]
+    prompts: tuple[Prompt, ...]
     sampling: Sampling
     facts: RequestFacts
     max_tokens: int | None
@@ -64,16 +89,27 @@ class Order:
     ignore_eos: bool
     max_tokens_field: str = field(default="max_tokens", compare=False)
 
+    @property
+    def places(self) -> int:
+        """How many completions it takes."""
+        return len(self.prompts) * self.choices
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An order made concrete: all that its answer depends on, and the window schedule, on which it does not depend."""
+    """An order made concrete: all that its answer depends on, and the window schedule, on which it does not depend.
+
+    The jobs of one prompt stand together, `choices` of them. An answer that `continues` its prompt's text begins with
+    whatever the tokens say; one that is a text of its own begins as the tokenizer begins a text.
+    """
 
     model: str
     mode: Mode
     fingerprint: str
     jobs: tuple[Job, ...]
+    choices: int
     stops: tuple[str, ...]
+    continues: bool
     windows: tuple[int, ...]
 
     @property
@@ -83,7 +119,8 @@ class Completion:
 
     @property
     def prompt_tokens(self) -> int:
-        return len(self.jobs[0].prompt)
+        """The tokens of all prompts, each counted once."""
+        return sum(len(job.prompt) for job in self.jobs[:: self.choices])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from gateway.token_bytes import TokenBytes
 
 
 class OutputText:
-    """The text of one choice."""
+    """The text of one choice. One that `continues` another text keeps a leading space whatever the tokenizer does."""
 
-    def __init__(self, token_bytes: TokenBytes, stops: Sequence[str]) -> None:
-        self._bytes_of = token_bytes.of
-        self._strip_space = token_bytes.strips_leading_space
+    def __init__(self, token_bytes: TokenBytes, stops: Sequence[str], *, continues: bool = False) -> None:
+        self._bytes_of = token_bytes.text
+        self._strip_space = token_bytes.strips_leading_space and not continues
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stops)
         self._waiting: list[Token] = []
@@ -51,8 +51,7 @@ class OutputText:
         return (self._release(text),) if text or self._waiting else ()
 
     def _text_bytes(self, id_: int) -> bytes:
-        # Ids beyond the tokenizer's are padding of the embedding: they have no text.
-        raw = self._bytes_of[id_] if id_ < len(self._bytes_of) else b""
+        raw = self._bytes_of(id_)
         if self._strip_space and raw:
             self._strip_space = False
             return raw.removeprefix(b" ")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeAlias
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
-from gateway.answer import ChatAnswer
+from gateway.answer import Answer
 from gateway.backend_client import BackendClient
 from gateway.errors import BackendError, BodyTooLarge, ClientLeft, UnsupportedMedia
-from gateway.openai_api.request import ChatRequest, parse_chat
-from gateway.openai_api.response import model_card
+from gateway.openai_api.ask import Ask
+from gateway.openai_api.chat_request import parse_chat
+from gateway.openai_api.models import model_card
 from gateway.service import Service
 from policies.policy import HEADER
 
@@ -23,6 +26,10 @@ INLINE_BYTES = 64 * 1024
 """Bodies up to this long are parsed on the event loop; longer ones, of which some take half a second, in a thread."""
 
 
+Parser: TypeAlias = Callable[[bytes, str | None], Ask]
+"""Makes a request of a body and of what the determinism header says; raises `RequestError`."""
+
+
 def build_router(service: Service, backend: BackendClient, max_body_bytes: int, started_at: int) -> APIRouter:
     """The routes over one service."""
     router = APIRouter()
@@ -31,7 +38,7 @@ def build_router(service: Service, backend: BackendClient, max_body_bytes: int, 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         content = await _read_json_body(request, max_body_bytes)
-        return ChatAnswer(service, await _parse(content, request.headers.get(HEADER)))
+        return Answer(service, await _parse(parse_chat, content, request.headers.get(HEADER)))
 
     @router.get("/v1/models")
     async def list_models() -> Response:
@@ -56,10 +63,10 @@ def build_router(service: Service, backend: BackendClient, max_body_bytes: int, 
     return router
 
 
-async def _parse(content: bytes, determinism_header: str | None) -> ChatRequest:
+async def _parse(parse: Parser, content: bytes, determinism_header: str | None) -> Ask:
     if len(content) <= INLINE_BYTES:
-        return parse_chat(content, determinism_header)
-    return await asyncio.to_thread(parse_chat, content, determinism_header)
+        return parse(content, determinism_header)
+    return await asyncio.to_thread(parse, content, determinism_header)
 
 
 async def _read_json_body(request: Request, limit: int) -> bytes:

@@ -35,27 +35,22 @@ class ModelText:
             raise RequestError("the model has no chat template", param="messages")
         return self.template.render(messages)
 
-    def least_tokens(self, prompt: str) -> int:
+    def least_tokens(self, text: str) -> int:
         """What `encode` makes is at least so long; costs next to nothing to know."""
-        return self.token_floor.of(prompt)
+        return self.token_floor.of(text)
 
-    def encode(self, prompt: str) -> tuple[int, ...]:
-        """A prompt as token ids. Safe to call in a thread, and there it holds up no other."""
-        # `encode` would hold the interpreter's lock for seconds where the prompt is long; the batch calls give it up.
-        # The template writes the special tokens itself.
-        (encoding,) = self.tokenizer.encode_batch_fast([prompt], add_special_tokens=False)
-        ids = tuple(encoding.ids)
-        if not ids:
-            raise RequestError("the messages make an empty prompt", param="messages")
-        return ids
+    def encode(self, text: str, *, special_tokens: bool) -> tuple[int, ...]:
+        """A text as token ids, between those the tokenizer puts around any text where `special_tokens` says so.
 
-    def output(self, stops: Sequence[str]) -> OutputText:
-        """The text of a new answer."""
-        return OutputText(self.token_bytes, stops)
+        Safe to call in a thread, and there it holds up no other.
+        """
+        # `encode` would hold the interpreter's lock for seconds where the text is long; the batch calls give it up.
+        (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
+        return tuple(encoding.ids)
 
-    def token_name(self, id_: int) -> bytes:
-        """What a token is called in logprobs: its bytes, special tokens spelled out."""
-        return self.token_bytes.names[id_] if id_ < len(self.token_bytes.names) else b""
+    def output(self, stops: Sequence[str], *, continues: bool) -> OutputText:
+        """The text of a new answer, which may go on with another text."""
+        return OutputText(self.token_bytes, stops, continues=continues)
 
 
 def load_text(files: TokenizerFiles, now: Callable[[], datetime]) -> ModelText:

@@ -28,6 +28,14 @@ class TokenBytes:
     names: tuple[bytes, ...]
     strips_leading_space: bool
 
+    def text(self, id_: int) -> bytes:
+        """What a token adds to a text. Ids beyond the tokenizer's are padding of the embedding: they have none."""
+        return self.of[id_] if id_ < len(self.of) else b""
+
+    def name(self, id_: int) -> bytes:
+        """What a token is called in logprobs: its bytes, special tokens spelled out."""
+        return self.names[id_] if id_ < len(self.names) else b""
+
     def __repr__(self) -> str:
         return f"<TokenBytes {len(self.of)} ids, strips_leading_space={self.strips_leading_space}>"
 

@@ -440,6 +440,12 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(
         assert "at least" in found["message"]
 
 
+async def test_messages_that_make_no_token_are_refused(toy: ToyBackend) -> None:
+    toy.files = msgspec.structs.replace(toy.files, chat_template="")
+    async with launch_gateway(toy.url) as gateway:
+        assert error(await gateway.chat(), 400)["param"] == "messages"
+
+
 async def test_a_long_prompt_that_fits_is_answered(toy: ToyBackend) -> None:
     toy.max_context = 200_000
     async with launch_gateway(toy.url) as gateway:

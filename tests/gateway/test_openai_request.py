@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from backend.protocol import MAX_SEED, MIN_SEED, Sampling
-from gateway.domain import Message
+from gateway.domain import ChatPrompt, Message
 from gateway.errors import RequestError
-from gateway.openai_api.request import NEUTRAL, VIEWS, ChatRequest, parse_chat
+from gateway.openai_api.ask import Ask
+from gateway.openai_api.body import VIEWS
+from gateway.openai_api.chat_request import UNSUPPORTED, parse_chat
+from gateway.openai_api.chat_response import ChatView
 from policies.policy import RequestFacts
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def parse(**fields: Any) -> ChatRequest:
+def parse(**fields: Any) -> Ask:
     return parse_chat(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode(), None)
 
 
@@ -28,12 +31,12 @@ def refused(content: bytes) -> RequestError:
 
 def test_defaults_are_openais() -> None:
     chat = parse()
-    assert (chat.stream, chat.include_usage, chat.logprobs) == (False, False, False)
+    assert (chat.stream, chat.include_usage, chat.view) == (False, False, ChatView(logprobs=False))
     order = chat.order
     assert order.sampling == Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
     assert (order.max_tokens, order.stops, order.choices, order.top_logprobs) == (None, (), 1, 0)
     assert order.facts == RequestFacts(None, None, None)
-    assert order.messages == (Message("user", "hi"),)
+    assert order.prompts == (ChatPrompt((Message("user", "hi"),)),)
     assert not order.ignore_eos and not order.stop_ids
 
 
@@ -63,7 +66,7 @@ def test_everything_said() -> None:
         metadata={"deep": [{"er": None}]},
         store=True,
     )
-    assert (chat.stream, chat.include_usage, chat.logprobs) == (True, True, True)
+    assert (chat.stream, chat.include_usage, chat.view) == (True, True, ChatView(logprobs=True))
     order = chat.order
     assert order.sampling == Sampling(0.0, 0.5, 0, 0.1, 0, -2.0, 0.5, 1.1, ((7, 3.0), (50, -100.0)), 3)
     assert order.stop_ids == (4, 9)
@@ -101,11 +104,14 @@ def test_messages() -> None:
             {"role": "user", "content": ""},
         ]
     )
-    assert chat.order.messages == (
-        Message("system", "be brief"),
-        Message("user", "one\ntwo", "ann"),
-        Message("assistant", "yes"),
-        Message("user", ""),
+    (prompt,) = chat.order.prompts
+    assert prompt == ChatPrompt(
+        (
+            Message("system", "be brief"),
+            Message("user", "one\ntwo", "ann"),
+            Message("assistant", "yes"),
+            Message("user", ""),
+        )
     )
 
 
@@ -232,9 +238,9 @@ def test_refused(fields: dict[str, Any], param: str | None) -> None:
     assert param is None or param in error.message
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
+@pytest.mark.parametrize("name", UNSUPPORTED.neutral)
 def test_unsupported_fields_are_accepted_where_they_change_nothing(name: str) -> None:
-    for value in NEUTRAL[name]:
+    for value in UNSUPPORTED.neutral[name]:
         assert parse(**{name: value}) == parse()
     error = refused(json.dumps({"model": "m", "messages": MESSAGES, name: "other"}).encode())
     assert error.param == name

@@ -191,13 +191,15 @@ def test_choice_seeds_are_distinct_and_fit() -> None:
 
 
 JOB = Job((1, 2), Sampling(seed=1), 5, (9,), 0)
-COMPLETION = Completion("m", Mode.VERIFIED, "f", (JOB,), ("s",), (8, 16))
+COMPLETION = Completion("m", Mode.VERIFIED, "f", (JOB,), 1, ("s",), False, (8, 16))
 OTHER: dict[str, Any] = {
     "model": "m2",
     "mode": Mode.OFF,
     "fingerprint": "g",
     "jobs": (JOB, JOB),
+    "choices": 2,
     "stops": ("s", ""),
+    "continues": True,
     "windows": (1,),
 }
 OTHER_JOB: dict[str, Any] = {
@@ -212,13 +214,13 @@ OTHER_JOB: dict[str, Any] = {
 def test_every_field_of_a_completion_is_in_the_id_but_the_windows() -> None:
     assert set(OTHER) == {field.name for field in fields(Completion)}
     assert set(OTHER_JOB) == {field.name for field in fields(Job)}
-    base = completion_id(COMPLETION, False)
+    base = completion_id(COMPLETION, [False])
     for name, value in OTHER.items():
-        changed = completion_id(replace(COMPLETION, **{name: value}), False) != base
+        changed = completion_id(replace(COMPLETION, **{name: value}), [False]) != base
         assert changed == (name != "windows")
     for name, value in OTHER_JOB.items():
-        assert completion_id(replace(COMPLETION, jobs=(replace(JOB, **{name: value}),)), False) != base
-    assert completion_id(COMPLETION, True) != base
+        assert completion_id(replace(COMPLETION, jobs=(replace(JOB, **{name: value}),)), [False]) != base
+    assert completion_id(COMPLETION, [True]) != base
 
 
 OTHER_SAMPLING: dict[str, Any] = {
@@ -237,10 +239,10 @@ OTHER_SAMPLING: dict[str, Any] = {
 
 def test_every_field_of_a_sampling_is_in_the_id() -> None:
     assert set(OTHER_SAMPLING) == set(Sampling.__struct_fields__)
-    ids = {completion_id(COMPLETION, False)}
+    ids = {completion_id(COMPLETION, [False])}
     for name, value in OTHER_SAMPLING.items():
         job = replace(JOB, sampling=msgspec.structs.replace(JOB.sampling, **{name: value}))
-        ids.add(completion_id(replace(COMPLETION, jobs=(job,)), False))
+        ids.add(completion_id(replace(COMPLETION, jobs=(job,)), [False]))
     assert len(ids) == 1 + len(OTHER_SAMPLING)
 
 

@@ -1,0 +1,28 @@
+"""A request as the rest of the gateway sees it: the order, and how its answer is to be shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.domain import Order
+from gateway.openai_api.shape import Shape
+from gateway.token_bytes import TokenBytes
+
+
+class View(Protocol):
+    """How one endpoint shows answers, as far as the request says."""
+
+    def shape(self, choices: int, token_bytes: TokenBytes) -> Shape:
+        """The shape of one answer of so many choices."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A valid request. `include_usage` is for streams: an answer in one piece always tells its usage."""
+
+    order: Order
+    view: View
+    stream: bool
+    include_usage: bool

@@ -1,0 +1,156 @@
+"""From an order to a completion: the policy's decision, the prompts' tokens, a job for each choice.
+
+Owns the checks that need the model: its roles, its vocabulary, its context. Prompts of every kind become token ids
+here, and from then on nothing asks where they came from: the same ids, sampling and seed give the same tokens.
+
+Every prompt of a list is planned as it would be alone: its choices have the seeds they would have had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from backend.protocol import Info
+from gateway.domain import ChatPrompt, Completion, Job, Message, Order, Prompt, TextPrompt, TokenPrompt, choice_seed
+from gateway.errors import ContextExceeded, RequestError, RoleRefused
+from gateway.text import ModelText
+from policies.policy import Decision, Mode, Policy, PolicyError, resolve
+
+INLINE_CHARS = 16_384
+"""Prompts up to this long are tokenised on the event loop, in under about 10 ms; longer ones in a thread."""
+
+PIECE_CHARS = 64
+"""What a message or a prompt weighs beside its own words: an empty one is worked on too."""
+
+
+class Planner:
+    """Plans for one model. `draw_seed` gives the seed of a request to which the policy assigns none."""
+
+    def __init__(self, info: Info, text: ModelText, policy: Policy, draw_seed: Callable[[], int]) -> None:
+        self._info = info
+        self._text = text
+        self._policy = policy
+        self._draw_seed = draw_seed
+
+    async def plan(self, order: Order) -> Completion:
+        """Raises `RequestError` naming the field at fault, or `RoleRefused`."""
+        self._check_ids([id_ for id_, _ in order.sampling.logit_bias], "logit_bias")
+        self._check_ids(order.stop_ids, "stop_token_ids")
+        decision = self._decide(order)
+        seed = self._draw_seed() if decision.seed is None else decision.seed
+        if sum(map(_weight, order.prompts)) <= INLINE_CHARS:
+            prompts = self._encode(order.prompts)
+        else:
+            prompts = await asyncio.to_thread(self._encode, order.prompts)
+        return Completion(
+            model=order.model,
+            mode=decision.mode,
+            fingerprint=self._info.fingerprint,
+            jobs=tuple(job for prompt in prompts for job in self._jobs(order, prompt, seed)),
+            choices=order.choices,
+            stops=order.stops,
+            continues=not isinstance(order.prompts[0], ChatPrompt),
+            windows=decision.windows,
+        )
+
+    def _decide(self, order: Order) -> Decision:
+        try:
+            decision = resolve(self._policy, order.facts, max_draft=self._info.verify.window - 1)
+        except PolicyError as error:
+            raise RequestError(str(error), param=error.field) from error
+        role = "verify" if decision.mode is Mode.VERIFIED else "draft"
+        if role not in self._info.roles:
+            raise RoleRefused(f"mode {decision.mode} was asked for, and the backend does not {role}")
+        return decision
+
+    def _jobs(self, order: Order, prompt: tuple[int, ...], seed: int) -> list[Job]:
+        max_tokens = self._room(len(prompt), order)
+        if order.sampling.min_tokens > max_tokens:
+            raise RequestError(f"min_tokens must be at most the {max_tokens} to generate", param="min_tokens")
+        eos_ids = () if order.ignore_eos else self._text.eos_ids
+        stop_ids = (*eos_ids, *(id_ for id_ in order.stop_ids if id_ not in eos_ids))
+        return [
+            Job(
+                prompt=prompt,
+                sampling=msgspec.structs.replace(order.sampling, seed=choice_seed(seed, index)),
+                max_tokens=max_tokens,
+                stop_ids=stop_ids,
+                top_logprobs=order.top_logprobs,
+            )
+            for index in range(order.choices)
+        ]
+
+    def _encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+        return [self._prompt_ids(prompt) for prompt in prompts]
+
+    def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        match prompt:
+            case ChatPrompt():
+                # The template writes the special tokens itself.
+                ids = self._text_ids(self._text.render_chat(list(map(_turn, prompt.messages))), prompt, False)
+            case TextPrompt():
+                ids = self._text_ids(prompt.text, prompt, prompt.special_tokens)
+            case TokenPrompt():
+                ids = prompt.ids
+                self._check_ids(ids, "prompt")
+        if not ids:
+            field = _field(prompt)
+            raise RequestError(f"{field} must make at least one token", param=field)
+        if len(ids) >= self._info.max_context:
+            raise self._too_long(prompt, str(len(ids)))
+        return ids
+
+    def _text_ids(self, text: str, prompt: Prompt, special_tokens: bool) -> tuple[int, ...]:
+        # Nobody waits for the tokens of a prompt that cannot fit.
+        if (least := self._text.least_tokens(text)) >= self._info.max_context:
+            raise self._too_long(prompt, f"at least {least}")
+        return self._text.encode(text, special_tokens=special_tokens)
+
+    def _too_long(self, prompt: Prompt, tokens: str) -> ContextExceeded:
+        said = "the messages make" if isinstance(prompt, ChatPrompt) else "the prompt has"
+        return ContextExceeded(
+            f"this model's maximum context length is {self._info.max_context} tokens, but {said} {tokens} tokens",
+            param=_field(prompt),
+        )
+
+    def _room(self, prompt: int, order: Order) -> int:
+        """How many tokens may be generated behind a prompt that fits."""
+        limit, asked = self._info.max_context, order.max_tokens
+        if asked is None:
+            return limit - prompt
+        if prompt + asked > limit:
+            raise ContextExceeded(
+                f"this model's maximum context length is {limit} tokens, but {prompt + asked} were asked for"
+                f" ({prompt} in the {_field(order.prompts[0])}, {asked} in the completion)",
+                param=order.max_tokens_field,
+            )
+        return asked
+
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+        if ids and max(ids) >= self._info.vocab_size:
+            raise RequestError(
+                f"{field} holds token id {max(ids)}; the vocabulary has {self._info.vocab_size}", param=field
+            )
+
+
+def _field(prompt: Prompt) -> str:
+    """What the client calls a prompt of this kind."""
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+
+
+def _turn(message: Message) -> dict[str, str]:
+    turn = {"role": message.role, "content": message.content}
+    return turn if message.name is None else turn | {"name": message.name}
+
+
+def _weight(prompt: Prompt) -> int:
+    match prompt:
+        case ChatPrompt():
+            return sum(PIECE_CHARS + len(message.content) + len(message.name or "") for message in prompt.messages)
+        case TextPrompt():
+            return PIECE_CHARS + len(prompt.text)
+        case TokenPrompt():
+            return 0
