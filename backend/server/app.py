@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from starlette.exceptions import HTTPException
 
 from backend.engine.engine import Engine
 from backend.engine.tasks import DecodeTask, Scored, VerifyTask
@@ -18,10 +15,7 @@ from backend.protocol import (
     DraftRequest,
     DraftResponse,
     DraftToken,
-    ErrorBody,
-    ErrorDetail,
     Health,
-    Sampling,
     StreamEvent,
     StreamRequest,
     StreamToken,
@@ -31,12 +25,8 @@ from backend.protocol import (
     VerifyResponse,
 )
 from backend.server.calls import run, stream
-from backend.server.errors import STATUS, CallError, from_decoding
-
-_MAX_BODY_BYTES = 16 << 20
-
-Body = TypeVar("Body", bound=msgspec.Struct)
-Result = TypeVar("Result")
+from backend.server.errors import CallError
+from backend.server.http import answer_errors, check_call, check_ids, check_room, decode, json_response, unless_gone
 
 
 class Backend:
@@ -87,18 +77,18 @@ def create_app(backend: Backend) -> FastAPI:
     app = FastAPI(title="Verbatim backend", openapi_url=None)
 
     async def health(request: Request) -> Response:
-        return _json(backend.health, 200 if backend.health.status == "ready" else 503)
+        return json_response(backend.health, 200 if backend.health.status == "ready" else 503)
 
     async def info(request: Request) -> Response:
-        return _json(backend.engine.info)
+        return json_response(backend.engine.info)
 
     async def tokenizer(request: Request) -> Response:
-        return _json(backend.tokenizer)
+        return json_response(backend.tokenizer)
 
     async def draft(request: Request) -> Response:
         engine = backend.engine
-        call = await _decode(request, DraftRequest)
-        _check_call(engine, call)
+        call = await decode(request, DraftRequest)
+        check_call(engine.info, call)
         room = engine.info.max_context - len(call.context)
         task = DecodeTask(
             context=call.context,
@@ -109,18 +99,18 @@ def create_app(backend: Backend) -> FastAPI:
             is_draft=True,
             generated=call.generated,
         )
-        await _unless_gone(request, run(engine, task))
+        await unless_gone(request, run(engine, task))
         tokens = [DraftToken(id=t.id, logprob=t.logprob, margin=t.margin, top=t.top) for t in task.produced]
-        return _json(DraftResponse(tokens=tokens, fingerprint=engine.info.fingerprint))
+        return json_response(DraftResponse(tokens=tokens, fingerprint=engine.info.fingerprint))
 
     async def verify(request: Request) -> Response:
         engine = backend.engine
         if engine.refusal is not None:
             raise CallError("role_refused", f"this backend does not verify: {engine.refusal}")
-        call = await _decode(request, VerifyRequest)
-        _check_call(engine, call)
-        _check_ids(engine, call.draft, "draft")
-        _check_room(engine, len(call.context) + len(call.draft), "draft")
+        call = await decode(request, VerifyRequest)
+        check_call(engine.info, call)
+        check_ids(engine.info, call.draft, "draft")
+        check_room(engine.info, len(call.context) + len(call.draft), "draft")
         room = engine.info.max_context - len(call.context) - len(call.draft) - 1
         task = VerifyTask(
             context=call.context,
@@ -131,8 +121,8 @@ def create_app(backend: Backend) -> FastAPI:
             top=call.top_logprobs,
             generated=call.generated,
         )
-        await _unless_gone(request, run(engine, task))
-        return _json(
+        await unless_gone(request, run(engine, task))
+        return json_response(
             VerifyResponse(
                 agreed=task.agreed,
                 tokens=[VerifiedToken(id=t.id, logprob=t.logprob, top=t.top) for t in task.produced],
@@ -144,8 +134,8 @@ def create_app(backend: Backend) -> FastAPI:
 
     async def stream_tokens(request: Request) -> Response:
         engine = backend.engine
-        call = await _decode(request, StreamRequest)
-        _check_call(engine, call)
+        call = await decode(request, StreamRequest)
+        check_call(engine.info, call)
         task = DecodeTask(
             context=call.context,
             count=min(call.max_tokens, engine.info.max_context - len(call.context)),
@@ -156,7 +146,7 @@ def create_app(backend: Backend) -> FastAPI:
         )
         # The first tokens decide between an error status and a stream.
         tokens = stream(engine, task)
-        first = await _unless_gone(request, anext(tokens))
+        first = await unless_gone(request, anext(tokens))
         return StreamingResponse(_events(task, first, tokens), media_type="application/x-ndjson")
 
     for path, handler, method in (
@@ -168,8 +158,7 @@ def create_app(backend: Backend) -> FastAPI:
         ("/v1/stream", stream_tokens, "POST"),
     ):
         app.add_route(path, handler, methods=[method])
-    app.add_exception_handler(CallError, _call_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    answer_errors(app)
     return app
 
 
@@ -190,84 +179,3 @@ async def _events(
 def _line(tokens: Sequence[Scored]) -> bytes:
     event = StreamEvent(tokens=[StreamToken(id=t.id, logprob=t.logprob, top=t.top) for t in tokens])
     return msgspec.json.encode(event) + b"\n"
-
-
-async def _decode(request: Request, struct: type[Body]) -> Body:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY_BYTES:
-            raise CallError("too_large", f"the body is longer than {_MAX_BODY_BYTES} bytes")
-    try:
-        return msgspec.json.decode(body, type=struct)
-    except msgspec.DecodeError as error:
-        raise from_decoding(error) from error
-
-
-def _check_call(engine: Engine, call: DraftRequest | VerifyRequest | StreamRequest) -> None:
-    """What all calls have in common."""
-    _check_ids(engine, call.context, "context")
-    _check_room(engine, len(call.context), "context")
-    _check_sampling(engine, call.sampling, call.stop_ids)
-
-
-def _check_ids(engine: Engine, ids: list[int], field: str) -> None:
-    vocab = engine.info.vocab_size
-    if ids and max(ids) >= vocab:
-        raise CallError("invalid_request", f"{field} holds token id {max(ids)}; the vocabulary has {vocab}", field)
-
-
-def _check_sampling(engine: Engine, sampling: Sampling, stop_ids: list[int]) -> None:
-    _check_ids(engine, [id_ for id_, _ in sampling.logit_bias], "sampling.logit_bias")
-    vocab = engine.info.vocab_size
-    if sampling.min_tokens and len(stop_ids) >= vocab and set(stop_ids) >= set(range(vocab)):
-        raise CallError("invalid_request", "sampling.min_tokens leaves no token to choose", "sampling.min_tokens")
-
-
-def _check_room(engine: Engine, length: int, field: str) -> None:
-    limit = engine.info.max_context
-    if length >= limit:
-        raise CallError(
-            "invalid_request",
-            f"{field} reaches {length} tokens; the context of {limit} leaves no room for another",
-            field,
-        )
-
-
-async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Await `work`, or cancel it as soon as the client leaves: FastAPI does not do that for a plain handler."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(request.receive))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise CallError("unavailable", "the client left")
-    finally:
-        for future in (working, leaving):
-            future.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _gone(receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _json(value: msgspec.Struct, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-async def _call_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, CallError)
-    headers = {"Retry-After": "1"} if error.status in (429, 503) else None
-    return Response(
-        msgspec.json.encode(ErrorBody(error.detail)), error.status, headers=headers, media_type="application/json"
-    )
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    kind = next((name for name, status in STATUS.items() if status == error.status_code), "invalid_request")
-    detail = ErrorDetail(type=kind, message=f"{request.method} {request.url.path}: {error.detail}")
-    return _json(ErrorBody(detail), error.status_code)
