@@ -15,6 +15,7 @@ from gateway.backend_client import BackendClient
 from gateway.errors import BackendError, BodyTooLarge, ClientLeft, UnsupportedMedia
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.chat_request import parse_chat
+from gateway.openai_api.completion_request import parse_completion
 from gateway.openai_api.models import model_card
 from gateway.service import Service
 from policies.policy import HEADER
@@ -39,6 +40,11 @@ def build_router(service: Service, backend: BackendClient, max_body_bytes: int, 
     async def chat_completions(request: Request) -> Response:
         content = await _read_json_body(request, max_body_bytes)
         return Answer(service, await _parse(parse_chat, content, request.headers.get(HEADER)))
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        content = await _read_json_body(request, max_body_bytes)
+        return Answer(service, await _parse(parse_completion, content, request.headers.get(HEADER)))
 
     @router.get("/v1/models")
     async def list_models() -> Response:

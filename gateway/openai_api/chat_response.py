@@ -33,7 +33,7 @@ class ChatShape:
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, view: ChatView, choices: int, token_bytes: TokenBytes) -> None:
-        self.key: list[object] = [view.logprobs]
+        self.key: list[object] = ["chat", view.logprobs]
         self.choices = [_ChatChoice(token_bytes if view.logprobs else None) for _ in range(choices)]
 
 

@@ -31,6 +31,9 @@ class Gateway:
         body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]} | fields
         return await self.http.post("/v1/chat/completions", json=body)
 
+    async def complete(self, **fields: object) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": "toy", "prompt": "hi"} | fields)
+
 
 class PromptServer(uvicorn.Server):
     """uvicorn's server, without its waits of a tenth of a second at start and stop."""

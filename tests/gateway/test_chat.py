@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from itertools import pairwise
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from answers import PROMPT, error, events
 from conftest import Gateway, draw_same_seed, launch_gateway
 from toy_backend import Drafter, Drop, Fault, Hang, HangAfter, Status, ToyBackend, on
 from toy_model import EOS, VOCAB, ids, piece
@@ -20,16 +20,7 @@ from gateway.app import draw_seed
 from gateway.domain import choice_seed
 from gateway.errors import StartError
 
-PROMPT = ids("<|start|>user\nhi<|end|><|start|>assistant\n")
 USAGE = {"include_usage": True}
-
-
-def events(response: httpx.Response) -> list[Any]:
-    """The data of a stream, `[DONE]` and comments as text."""
-    blocks = response.text.split("\n\n")
-    assert blocks.pop() == ""
-    data = [block.removeprefix("data: ") for block in blocks]
-    return [json.loads(text) if text.startswith("{") else text for text in data]
 
 
 def streamed_text(items: list[Any], index: int = 0) -> str:
@@ -41,16 +32,6 @@ def content(response: httpx.Response, index: int = 0) -> str:
     assert response.status_code == 200, response.text
     text: str = response.json()["choices"][index]["message"]["content"]
     return text
-
-
-def error(response: httpx.Response, status: int) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/json"
-    body = response.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    found: dict[str, Any] = body["error"]
-    return found
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
