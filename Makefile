@@ -28,7 +28,7 @@ test: install
 
 bench: install
 	$(BIN)/python -m benchmarks.engine
-	$(BIN)/python -m benchmarks.verified_share
+	$(BIN)/python -m benchmarks.share_table
 
 up: install
 	$(BIN)/verbatim up

@@ -5,6 +5,7 @@ Engines that cache prefixes would otherwise skip work that others do: each promp
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime
 
 from tokenizers import Tokenizer
@@ -22,6 +23,8 @@ _QUESTIONS = (
     "Compare trains with planes for short trips.",
     "How does a bicycle stay upright?",
 )
+_TURN_TOKENS = 6
+"""At the end of a prompt: the end of the user's turn and the beginning of the assistant's."""
 
 
 class Prompts:
@@ -33,10 +36,22 @@ class Prompts:
         self._template = ChatTemplate(files.chat_template, files.special_tokens, lambda: datetime.now(UTC))
 
     def __getitem__(self, number: int) -> list[int]:
+        return self._encode(number, _QUESTIONS[number % len(_QUESTIONS)])
+
+    def of_length(self, number: int, length: int) -> list[int]:
+        """Prompt number i of exactly so many tokens: questions in an order of its own, cut before the turn's end."""
+        order = random.Random(number)
+        text, ids = "", list[int]()
+        while len(ids) < length:
+            text += " ".join(order.choices(_QUESTIONS, k=1 + length // 8)) + " "
+            ids = self._encode(number, text)
+        return [*ids[: length - _TURN_TOKENS], *ids[-_TURN_TOKENS:]]
+
+    def _encode(self, number: int, question: str) -> list[int]:
         text = self._template.render(
             [
                 {"role": "system", "content": f"{number:05d} is the number of this conversation."},
-                {"role": "user", "content": _QUESTIONS[number % len(_QUESTIONS)]},
+                {"role": "user", "content": question},
             ]
         )
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,252 @@
+"""Throughput by the share of verified requests, as a ratio to mode off: LLM-42's offline table, on this machine.
+
+A closed loop on the engine itself, for prompts and outputs of several lengths. "Adaptive" follows the engine's advice,
+as the gateway does; "drafted" drafts and verifies every window, which is LLM-42's way alone. Beside them, what users do
+instead: "batch_invariant" decodes everything in the fixed lane's arithmetic, "batch_of_one" has one request in flight.
+All ways take turns in one process for each dtype, so that noise hits all of them; a figure is the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from backend.engine.engine import Engine
+from backend.kernels.ops import CPU_FAST, CPU_FIXED
+from backend.protocol import Sampling
+from backend.settings import Dtype
+from benchmarks import published
+from benchmarks.closed_loop import ClosedLoop, Load, Tally
+from benchmarks.cost_model import RowCosts, bound
+from benchmarks.parts import Shape, in_processes, parser, shape, smollm2, start_engine
+from benchmarks.pass_log import Kind, PassLog
+from benchmarks.prompts import Prompts
+from benchmarks.report import print_table, write
+from benchmarks.traffic import Way, numbered
+from policies.policy import window_schedule
+
+_PERCENTS = (2, 5, 10, 20, 50, 100)
+_FIRST_WINDOW = 8
+_OF_ONE = 3  # Completions of batch_of_one in a round: it is slow, and has no shares to balance.
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One way of serving and one share of verified requests, in per cent."""
+
+    way: str
+    percent: int
+
+
+CELLS = [
+    Cell("off", 0),
+    *(Cell(way, percent) for way in ("adaptive", "drafted") for percent in _PERCENTS),
+    Cell("batch_invariant", 0),
+    Cell("batch_of_one", 0),
+]
+_OFF, _INVARIANT, _ALL_DRAFTED = Cell("off", 0), Cell("batch_invariant", 0), Cell("drafted", 100)
+
+
+class Bench:
+    """The engines of one dtype, and the next prompt's number."""
+
+    def __init__(self, dtype: Dtype, options: argparse.Namespace):
+        checkpoint = smollm2()
+        self._options = options
+        self._prompts = Prompts(checkpoint.tokenizer)
+        self._number = 0
+        self._engines: dict[bool, tuple[Engine, PassLog]] = {}
+        for invariant in (False, True):
+            engine = start_engine(checkpoint, dtype, options, options.shape, CPU_FIXED if invariant else CPU_FAST)
+            self._engines[invariant] = engine, PassLog(engine)
+
+    def run(self, cell: Cell, workload: Shape) -> Tally:
+        options = self._options
+        prompt, output = workload
+        windows = window_schedule(_FIRST_WINDOW, options.shape[1] - 1)
+        way = Way(windows, Sampling(temperature=options.temperature, seed=1), adaptive=cell.way == "adaptive")
+        alone = cell.way == "batch_of_one"
+        load = Load(cell.percent, 1 if alone else options.in_flight, output, way)
+        engine, passes = self._engines[cell.way == "batch_invariant"]
+        loop = ClosedLoop(engine, passes, numbered(self._prompts, self._number, prompt), load)
+        # Prompts that no cell had before: the prefix cache would know them. Enough completions for the share to be due.
+        self._number += 1000
+        due = max(options.completions, 100 // cell.percent if cell.percent else 0)
+        return loop.run(min(_OF_ONE, due) if alone else due)
+
+    def close(self) -> list[str]:
+        """Stop the engines; their fingerprints."""
+        for engine, _ in self._engines.values():
+            engine.stop()
+        return sorted({engine.info.fingerprint for engine, _ in self._engines.values()})
+
+
+def measure(dtype: Dtype, options: argparse.Namespace) -> dict[str, Any]:
+    """All workloads and cells in one dtype."""
+    bench = Bench(dtype, options)
+    tallies: dict[Shape, dict[Cell, list[Tally]]] = {
+        workload: {cell: [] for cell in CELLS} for workload in options.workloads
+    }
+    for turn in range(options.rounds):
+        for workload, cells in tallies.items():
+            for cell in CELLS[:: 1 if turn % 2 == 0 else -1]:
+                cells[cell].append(bench.run(cell, workload))
+                print(f"{dtype} {workload} {cell}: {_speed(cells[cell][-1:]):.0f} tok/s", file=sys.stderr)
+    fingerprints = bench.close()
+    return {
+        "fingerprints": fingerprints,
+        "workloads": [_workload(workload, cells, options) for workload, cells in tallies.items()],
+    }
+
+
+def _workload(workload: Shape, tallies: dict[Cell, list[Tally]], options: argparse.Namespace) -> dict[str, Any]:
+    costs = _costs(tallies)
+    off = tallies[_OFF]
+    ratios = {cell: _speed(runs) / _speed(off) for cell, runs in tallies.items()}
+    figures = []
+    for cell, runs in tallies.items():
+        best = bound(costs, *workload, options.in_flight, options.shape[1], cell.percent)
+        figures.append(
+            asdict(cell)
+            | {"tokens_per_s": _speed(runs), "ratio": ratios[cell], "cpu_ratio": _cpu_speed(runs) / _cpu_speed(off)}
+            | {"off_speed": _off_speed(runs) / _off_speed(off) if cell.percent < 100 else None}
+            | _verified(runs)
+            | {"bound": asdict(best) if cell.way in ("adaptive", "drafted") else None}
+            | {"runs": [asdict(run) for run in runs]}
+        )
+    noise = (max(map(_run_speed, off)) - min(map(_run_speed, off))) / _speed(off)
+    targets = []
+    for percent in _PERCENTS:
+        adaptive = Cell("adaptive", percent)
+        others = max(ratios[Cell("drafted", percent)], ratios[_INVARIANT])
+        best = bound(costs, *workload, options.in_flight, options.shape[1], percent)
+        off_speed = _off_speed(tallies[adaptive]) / _off_speed(off) if percent < 100 else None
+        targets.append(
+            {
+                "percent": percent,
+                "ratio": ratios[adaptive],
+                "of_better_way": ratios[adaptive] / others,
+                "not_below_better_way": ratios[adaptive] >= others,
+                "above_llm42_sharegpt": ratios[adaptive] > published.OFFLINE["ShareGPT"].by_percent[percent],
+                "off_not_slowed_beyond_its_share": None if off_speed is None else off_speed >= 1,
+                "off_speed": off_speed,
+                "of_bound": _cpu_speed(tallies[adaptive]) / _cpu_speed(off) / best.ratio,
+            }
+        )
+    prompt, output = workload
+    return {
+        "prompt_tokens": prompt,
+        "new_tokens": output,
+        "row_seconds": asdict(costs),
+        "off_spread": noise,
+        "targets": targets,
+        "cells": figures,
+    }
+
+
+def _run_speed(run: Tally) -> float:
+    return run.tokens / run.wall_s
+
+
+def _speed(runs: list[Tally]) -> float:
+    return median(map(_run_speed, runs))
+
+
+def _cpu_speed(runs: list[Tally]) -> float:
+    return median(run.tokens / run.cpu_s for run in runs)
+
+
+def _off_speed(runs: list[Tally]) -> float:
+    """Tokens a second of one request in mode off while in flight. Equal parts of the machine give it that of off alone.
+
+    Relative to off alone this is also the tokens a second of all of mode off, relative to its share of what is in
+    flight.
+    """
+    return sum(run.tokens - run.verified_tokens for run in runs) / sum(run.off_in_flight_s for run in runs)
+
+
+def _verified(runs: list[Tally]) -> dict[str, float]:
+    ended = max(1, sum(run.verified_completions for run in runs))
+    drafted, rolled_back, windows, rollbacks = (
+        sum(getattr(run.counts, name) for run in runs) for name in ("drafted", "rolled_back", "windows", "rollbacks")
+    )
+    return {
+        "verified_token_share": sum(run.verified_tokens for run in runs) / sum(run.tokens for run in runs),
+        "windows_each": windows / ended,
+        "rollbacks_each": rollbacks / ended,
+        "recomputed_share": rolled_back / max(1, drafted),
+    }
+
+
+def _costs(tallies: dict[Cell, list[Tally]]) -> RowCosts:
+    """Seconds per row of each kind, from the cells in which that kind runs in full batches."""
+
+    def per_row(cell: Cell, *kinds: Kind) -> float:
+        found = [run.passes[kind] for run in tallies[cell] for kind in kinds if kind in run.passes]
+        return sum(seconds for seconds, _, _ in found) / max(1, sum(rows for _, rows, _ in found))
+
+    off = tallies[_OFF]
+    outside = sum(run.cpu_s - sum(seconds for seconds, _, _ in run.passes.values()) for run in off)
+    return RowCosts(
+        fast_prompt=per_row(_OFF, "fast prompt"),
+        fixed_prompt=per_row(_ALL_DRAFTED, "fixed prompt"),
+        fast_decode=per_row(_OFF, "fast decode"),
+        fixed_decode=per_row(_INVARIANT, "fast decode", "fixed decode"),
+        window=per_row(_ALL_DRAFTED, "window"),
+        other=outside / sum(run.tokens for run in off),
+    )
+
+
+def main() -> None:
+    arguments = parser(__doc__, "share_table")
+    workloads = [(32, 64), (512, 64), (32, 256), (512, 256)]
+    arguments.add_argument("--workloads", nargs="+", type=shape, default=workloads, help="PROMPTxOUTPUT tokens, ...")
+    arguments.add_argument("--shape", type=shape, default=(8, 32), help="GxW of a verify pass")
+    arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--completions", type=int, default=20, help="at least, for each cell and round")
+    arguments.add_argument("--in-flight", type=int, default=16)
+    arguments.add_argument("--temperature", type=float, default=0.0)
+    options = arguments.parse_args()
+    if options.quick:
+        options.rounds, options.completions, options.workloads = 1, 4, [(32, 16)]
+    result = in_processes("benchmarks.share_table", options, measure)
+    if result is None:
+        return
+    result["published"] = {"source": published.SOURCE} | {
+        name: {"batch_invariant": row.batch_invariant} | {f"{percent}%": r for percent, r in row.by_percent.items()}
+        for name, row in published.OFFLINE.items()
+    }
+    for measurement in result["measurements"]:
+        for workload in measurement["workloads"]:
+            _print(measurement["dtype"], workload)
+    print(f"\n{write(options.name, result)}")
+
+
+def _print(dtype: str, workload: dict[str, Any]) -> None:
+    rows: list[list[object]] = []
+    for cell in workload["cells"]:
+        name = f"{cell['way']} {cell['percent']}%" if cell["percent"] else cell["way"]
+        llm42: list[object] = ["", ""]
+        if cell["way"] in ("adaptive", "drafted"):
+            llm42 = [published.OFFLINE[row].by_percent[cell["percent"]] for row in ("ShareGPT", "1K in, 256 out")]
+        elif cell["way"] == "batch_invariant":
+            llm42 = [published.OFFLINE[row].batch_invariant for row in ("ShareGPT", "1K in, 256 out")]
+        limit = cell["bound"]
+        bounds = ["", "", ""] if limit is None else [limit["ratio"], limit["way"], cell["cpu_ratio"] / limit["ratio"]]
+        off_speed = "" if cell["off_speed"] is None else cell["off_speed"]
+        keys = ("tokens_per_s", "ratio", "cpu_ratio")
+        rows.append([name, *(cell[key] for key in keys), off_speed, cell["recomputed_share"], *bounds, *llm42])
+    head = ["way", "tok/s", "ratio", "CPU ratio", "off speed", "recomputed", "bound", "by", "of bound"]
+    head += ["LLM-42 ShareGPT*", "LLM-42 1K/256*"]
+    print_table(f"{dtype}, prompts of {workload['prompt_tokens']}, outputs of {workload['new_tokens']}", head, rows)
+    for name in ("not_below_better_way", "above_llm42_sharegpt", "off_not_slowed_beyond_its_share"):
+        missed = [f"{target['percent']}%" for target in workload["targets"] if target[name] is False]
+        print(f"{name.replace('_', ' ')}: {'met at every share' if not missed else 'missed at ' + ', '.join(missed)}")
+    print(f"* {published.SOURCE}")
+
+
+if __name__ == "__main__":
+    main()
