@@ -182,8 +182,11 @@ class VerifyResponse(msgspec.Struct, frozen=True):
     """The tokens to commit: the `agreed` drafts, the verifier's own token, and `extend` more, unless the sequence ends.
 
     `finish` is "stop" when the last token is in `stop_ids`, "length" when the context limit leaves no room for another;
-    "stop" wins. `wants_draft` is the backend's advice for the next window: it costs less drafted and verified than
-    asked for with `extend`. Fewer tokens than `extend` asked for are no error.
+    "stop" wins. Fewer tokens than `extend` asked for are no error.
+
+    The last two are the backend's advice. `wants_draft`: the next window costs less drafted and verified than asked for
+    with `extend`. `wants_draft_ahead`: while that one is verified, the draft of the window after it had better run
+    already, although it is for nothing where the verifier then disagrees.
     """
 
     agreed: int
@@ -191,6 +194,7 @@ class VerifyResponse(msgspec.Struct, frozen=True):
     finish: Finish | None
     fingerprint: str
     wants_draft: bool = True
+    wants_draft_ahead: bool = False
 
 
 class StreamRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,8 +16,8 @@ from backend.engine.engine import Engine
 from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
 from backend.protocol import Sampling
 from benchmarks.prompts import Prompts
-from gateway.domain import Counts, Finished, Job, Token
-from gateway.dvr import Draft, Loop, Verdict, Verifier, Verify
+from gateway.domain import Counts, Job, Token
+from gateway.dvr import Command, Draft, Loop, Verdict, Verifier, Verify
 
 _TOLD_S = 0.001
 """In less than this the engine tells of all that a pass has brought; no pass is as short."""
@@ -25,25 +25,36 @@ _TOLD_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How completions are served: `adaptive` follows the engine's advice, otherwise every window is drafted."""
+    """How completions are served: `adaptive` follows the engine's advice, otherwise every window is drafted, and with
+    `ahead` while the one before is verified."""
 
     windows: tuple[int, ...]
     sampling: Sampling
     adaptive: bool
+    ahead: bool = False
 
 
 class Completion:
-    """One request on its way. Also the listener of its task; what it hears goes to the queue of its traffic."""
+    """One request on its way, with its calls in the engine: one in mode off, else those its loop has pending."""
 
-    def __init__(self, events: SimpleQueue[_Event], loop: Loop | None):
-        self._events = events
+    def __init__(self, loop: Loop | None):
         self.loop = loop
-        self.task: Task | None = None
+        self.calls: list[_Call] = []
         self.counts = Counts()
 
     @property
     def verified(self) -> bool:
         return self.loop is not None
+
+
+class _Call:
+    """A task and the command it performs. Listens to the task; what it hears goes to the queue of its traffic."""
+
+    def __init__(self, events: SimpleQueue[_Event], completion: Completion, command: Command | None, task: Task):
+        self._events = events
+        self.completion = completion
+        self.command = command
+        self.task = task
 
     def produced(self, tokens: Sequence[Scored]) -> None:
         self._events.put((self, len(tokens), time.perf_counter()))
@@ -55,7 +66,7 @@ class Completion:
         self._events.put((self, error, time.perf_counter()))
 
 
-_Event = tuple[Completion, int | Exception | None, float]
+_Event = tuple[_Call, int | Exception | None, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +92,16 @@ class Traffic:
     def begin(self, prompt: list[int], count: int, *, verified: bool) -> Completion:
         """Ask for `count` tokens after the prompt."""
         if verified:
-            job = Job(tuple(prompt), self._way.sampling, count, (), top_logprobs=0)
-            completion = Completion(self._events, Loop(job, self._way.windows, self._verifier))
-            assert completion.loop is not None
-            self._obey(completion, completion.loop.start())
+            loop = Loop(
+                Job(tuple(prompt), self._way.sampling, count, (), top_logprobs=0), self._way.windows, self._verifier
+            )
+            loop.start()
+            completion = Completion(loop)
+            self._follow(completion, loop)
         else:
-            completion = Completion(self._events, None)
-            self._submit(completion, DecodeTask(prompt, count, self._way.sampling, frozenset(), 0, is_draft=False))
+            completion = Completion(None)
+            task = DecodeTask(prompt, count, self._way.sampling, frozenset(), 0, is_draft=False)
+            self._submit(completion, None, task)
         self.in_flight.append(completion)
         return completion
 
@@ -99,59 +113,70 @@ class Traffic:
     def hear(self, timeout_s: float | None = None) -> News | None:
         """Wait for the next news; None after the timeout. Raises what a call failed with."""
         try:
-            completion, what, time_s = self._events.get(timeout=timeout_s)
+            call, what, time_s = self._events.get(timeout=timeout_s)
         except Empty:
             return None
         if isinstance(what, Exception):
             raise what
-        tokens, ended = self._hear(completion, what)
+        tokens, ended = self._hear(call, what)
         if ended:
-            self.in_flight.remove(completion)
-        return News(completion, tokens, ended, time_s)
+            self.in_flight.remove(call.completion)
+        return News(call.completion, tokens, ended, time_s)
 
     def stop(self) -> None:
         """Cancel what is in flight, and wait until the engine has let go of it."""
-        for completion in self.in_flight:
-            assert completion.task is not None
+        for call in [call for completion in self.in_flight for call in completion.calls]:
             gone = threading.Event()
-            self._engine.cancel(completion.task, gone.set)
+            self._engine.cancel(call.task, gone.set)
             gone.wait()
         self.in_flight.clear()
 
-    def _hear(self, completion: Completion, produced: int | None) -> tuple[int, bool]:
+    def _hear(self, call: _Call, produced: int | None) -> tuple[int, bool]:
         """How many tokens became final, and whether the completion ended."""
-        loop, task = completion.loop, completion.task
+        completion, task = call.completion, call.task
+        loop = completion.loop
+        if call not in completion.calls:
+            return 0, False  # Cancelled while its answer was on its way.
         if produced is not None:
             return (produced if loop is None else 0), False
+        completion.calls.remove(call)
         if loop is None:
             return 0, True
+        tokens = 0
         if isinstance(task, DecodeTask):
-            self._obey(completion, loop.on_draft([token.id for token in task.produced]))
-            return 0, False
-        assert isinstance(task, VerifyTask)
+            loop.on_draft([token.id for token in task.produced])
+        else:
+            commit = loop.on_verdict(self._verdict(task))
+            tokens = len(commit.tokens)
+            completion.counts = commit.counts
+        self._follow(completion, loop)
+        return tokens, loop.finish is not None
+
+    def _verdict(self, task: VerifyTask) -> Verdict:
         tokens = tuple(Token(token.id, token.logprob) for token in task.produced)
-        wants_draft = task.wants_draft or not self._way.adaptive
-        verdict = Verdict(task.agreed, tokens, task.finish, self._verifier.fingerprint, wants_draft)
-        commit, command = loop.on_verdict(verdict)
-        completion.counts = commit.counts
-        if not isinstance(command, Finished):
-            self._obey(completion, command)
-        return len(tokens), isinstance(command, Finished)
+        advice = (task.wants_draft, False) if self._way.adaptive else (True, self._way.ahead)
+        return Verdict(task.agreed, tokens, task.finish, self._verifier.fingerprint, *advice)
 
-    def _obey(self, completion: Completion, command: Draft | Verify | Finished) -> None:
+    def _follow(self, completion: Completion, loop: Loop) -> None:
+        """Let the calls in the engine be those that are pending."""
         sampling = self._way.sampling
-        match command:
-            case Draft(context=context, count=count):
-                task: Task = DecodeTask(list(context), count, sampling, frozenset(), 0, is_draft=True)
-            case Verify(context=context, draft=draft, extend=extend):
-                task = VerifyTask(list(context), list(draft), extend, sampling, frozenset(), 0)
-            case Finished():
-                raise AssertionError("a completion does not end before its first token")
-        self._submit(completion, task)
+        for call in [call for call in completion.calls if not any(call.command is kept for kept in loop.pending)]:
+            completion.calls.remove(call)
+            self._engine.cancel(call.task)
+        for command in loop.pending:
+            if any(call.command is command for call in completion.calls):
+                continue
+            match command:
+                case Draft(context=context, count=count):
+                    task: Task = DecodeTask(list(context), count, sampling, frozenset(), 0, is_draft=True)
+                case Verify(context=context, draft=draft, extend=extend):
+                    task = VerifyTask(list(context), list(draft), extend, sampling, frozenset(), 0)
+            self._submit(completion, command, task)
 
-    def _submit(self, completion: Completion, task: Task) -> None:
-        completion.task = task
-        self._engine.submit(task, completion)
+    def _submit(self, completion: Completion, command: Command | None, task: Task) -> None:
+        call = _Call(self._events, completion, command, task)
+        completion.calls.append(call)
+        self._engine.submit(task, call)
 
 
 def numbered(prompts: Prompts, first: int, length: int) -> Iterator[list[int]]:

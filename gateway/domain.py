@@ -146,13 +146,16 @@ class Counts:
 
     `windows` are the verify calls, each of which committed something: the prompt's first token, a draft replayed, or a
     window decoded directly, which drafts nothing. `rollbacks` are those that rejected part of a draft; `drafted` and
-    `rolled_back` count tokens.
+    `rolled_back` count tokens, of drafts that were verified. `ahead` are the drafts begun while the window before was
+    being verified, `ahead_dropped` those of them of which nothing was verified.
     """
 
     windows: int = 0
     rollbacks: int = 0
     drafted: int = 0
     rolled_back: int = 0
+    ahead: int = 0
+    ahead_dropped: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -160,6 +163,8 @@ class Counts:
             self.rollbacks + other.rollbacks,
             self.drafted + other.drafted,
             self.rolled_back + other.rolled_back,
+            self.ahead + other.ahead,
+            self.ahead_dropped + other.ahead_dropped,
         )
 
 

@@ -1,15 +1,19 @@
 """Performs the commands of a completion against a backend and yields what is committed.
 
-Owns the translation between the wire and the domain. Decides nothing: which command comes next, and what an answer may
-change, is the state machine's business (dvr.py). Retries and deadlines are the client's.
+Owns the calls in flight, and the translation between the wire and the domain. Decides nothing: which calls there should
+be, and what an answer may change, is the state machine's business (dvr.py). Retries and deadlines are the client's.
 
-Cancelling the consumer, or closing the iterator, cancels the call in flight.
+A completion has at most two calls in flight, a verification and a draft ahead of it. They run on while the consumer
+handles what was committed. Cancelling the consumer, closing the iterator, or an error of one call cancels all of them;
+none outlives the iterator.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from backend.protocol import (
@@ -24,7 +28,7 @@ from backend.protocol import (
     VerifyResponse,
 )
 from gateway.domain import Commit, Counts, Finish, Finished, Job, Scored, Token
-from gateway.dvr import Draft, Loop, Verdict, Verifier, Verify
+from gateway.dvr import Command, Draft, Loop, Verdict, Verifier, Verify
 from gateway.errors import BackendFailed, ProtocolViolation
 
 Progress: TypeAlias = Commit | Finished
@@ -46,15 +50,21 @@ async def run_verified(
 ) -> AsyncGenerator[Progress]:
     """The verifier's own sequence, window by window. Without `drafts` the backend is never asked for one."""
     loop = Loop(job, windows, verifier, drafts=drafts)
-    command: Draft | Verify | Finished = loop.start()
-    while not isinstance(command, Finished):
-        match command:
-            case Draft():
-                command = loop.on_draft(await _draft(backend, job, command))
-            case Verify():
-                commit, command = loop.on_verdict(await _verify(backend, job, command))
-                yield commit
-    yield command
+    calls = _Calls(backend, job)
+    loop.start()
+    try:
+        while loop.finish is None:
+            await calls.follow(loop.pending)
+            match await calls.next():
+                case Verdict() as verdict:
+                    commit = loop.on_verdict(verdict)
+                    await calls.follow(loop.pending)
+                    yield commit
+                case Proposal(ids):
+                    loop.on_draft(ids)
+    finally:
+        await calls.follow(())
+    yield Finished(loop.finish)
 
 
 async def run_fast(backend: WindowBackend, job: Job, vocab_size: int) -> AsyncGenerator[Progress]:
@@ -85,7 +95,53 @@ async def run_fast(backend: WindowBackend, job: Job, vocab_size: int) -> AsyncGe
     yield Finished(finish)
 
 
-async def _draft(backend: WindowBackend, job: Job, command: Draft) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a drafter answered."""
+
+    ids: list[int]
+
+
+class _Calls:
+    """The calls of one completion, a task for each. Not a task group: it would have to be left in the task in which it
+    was entered, and a generator's consumer may take each step in another one."""
+
+    def __init__(self, backend: WindowBackend, job: Job) -> None:
+        self._backend = backend
+        self._job = job
+        self._running: list[tuple[Command, asyncio.Task[Verdict | Proposal]]] = []
+
+    async def follow(self, pending: Sequence[Command]) -> None:
+        """Start the commands that are new, cancel the calls whose command is no longer among them."""
+        # By identity: comparing whole contexts would cost more than the rest of this.
+        dropped = [task for command, task in self._running if not any(command is kept for kept in pending)]
+        for task in dropped:
+            task.cancel()
+        running = [call for call in self._running if call[1] not in dropped]
+        new = [command for command in pending if not any(command is known for known, _ in running)]
+        self._running = running + [(command, asyncio.create_task(self._perform(command))) for command in new]
+        if dropped:
+            # Their errors do not matter any more.
+            await asyncio.gather(*dropped, return_exceptions=True)
+
+    async def next(self) -> Verdict | Proposal:
+        """The next answer; a verdict first where both are there."""
+        await asyncio.wait([task for _, task in self._running], return_when=asyncio.FIRST_COMPLETED)
+        for index, (_, task) in enumerate(self._running):
+            if task.done():
+                del self._running[index]
+                return task.result()
+        raise AssertionError("one of them is done")
+
+    async def _perform(self, command: Command) -> Verdict | Proposal:
+        match command:
+            case Draft():
+                return await _draft(self._backend, self._job, command)
+            case Verify():
+                return await _verify(self._backend, self._job, command)
+
+
+async def _draft(backend: WindowBackend, job: Job, command: Draft) -> Proposal:
     response = await backend.draft(
         DraftRequest(
             context=list(command.context),
@@ -95,7 +151,7 @@ async def _draft(backend: WindowBackend, job: Job, command: Draft) -> list[int]:
             stop_ids=list(job.stop_ids),
         )
     )
-    return [token.id for token in response.tokens]
+    return Proposal([token.id for token in response.tokens])
 
 
 async def _verify(backend: WindowBackend, job: Job, command: Verify) -> Verdict:
@@ -116,6 +172,7 @@ async def _verify(backend: WindowBackend, job: Job, command: Verify) -> Verdict:
         finish=response.finish,
         fingerprint=response.fingerprint,
         wants_draft=response.wants_draft,
+        wants_draft_ahead=response.wants_draft_ahead,
     )
 
 

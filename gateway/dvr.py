@@ -1,20 +1,27 @@
 """The decode-verify-rollback loop as a state machine without clock or I/O.
 
-Theory of operation. The loop hands out one command at a time and is told the outcome:
+Theory of operation. The loop says which calls should be in flight (`pending`, at most one draft and one verification)
+and is told what comes back. After each event its owner starts what is new in `pending` and cancels what has left it:
 
-    start() ──────────────▶ Verify(prompt, ())             the first token comes from the verifier alone
-    on_verdict(verdict) ──▶ Commit, then one of
-                              Draft(context, count)        propose the next window
-                              Verify(context, (), extend)  the verifier decodes the next window itself: it says that
+    start() ───────────────▶ Verify(prompt, ())            the first token comes from the verifier alone
+    on_verdict(verdict) ───▶ returns a Commit; then `finish` is set, or one of these is pending
+                               Draft(context, count)       propose the next window
+                               Verify(context, (), extend) the verifier decodes the next window itself: it says that
                                                            this is cheaper now, there is no drafter, or no draft fits
-                              Finished(finish)
-    on_draft(ids) ────────▶ Verify(context, draft)
+    on_draft(ids) ─────────▶ Verify(context, draft)        and beside it, where the verifier's advice was so,
+                               Draft(context + draft, ...) drafts ahead: the window after the one being verified
+
+A draft ahead supposes that all of the current draft will stand, and begins with a guess of the token that the verifier
+will add of its own. The verdict decides: where both came true the rest of the draft is the next window; it is verified
+at once, or awaited if still in flight. Where the verifier refused a token or went on otherwise, it is dropped, and
+leaves `pending` at once if in flight. So there is at most one draft ahead, and none behind it. While windows still grow
+nothing is drafted ahead: those windows are there to show text early, and are over soon.
 
 Only `on_verdict` adds to the committed tokens, and it adds only what the verifier returned; a draft goes nowhere but
-into a verify command, after it has been cut to what can be of use (`_usable`). So no draft, whatever it holds, changes
-what is committed. Nor does it matter which of the two ways a window goes: by the protocol both give the same bits.
-Each verdict adds at least one token and none beyond `max_tokens`, so the loop ends. A verifier that decodes fewer
-tokens by itself than it was asked for only makes for more windows.
+into a verify command or the context of a draft, after it has been cut to what can be of use (`_usable`). So no draft,
+whatever it holds, changes what is committed. Nor does it matter which of the two ways a window goes: by the protocol
+both give the same bits. Each verdict adds at least one token and none beyond `max_tokens`, so the loop ends. A verifier
+that decodes fewer tokens by itself than it was asked for only makes for more windows.
 
 A verdict that breaks the window protocol raises `ProtocolViolation` and leaves the loop as it was: the same command may
 be performed again elsewhere. Calls out of turn are our own bugs and fail an assertion.
@@ -29,7 +36,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gateway.domain import Commit, Counts, Finish, Finished, Job, Token
+from gateway.domain import Commit, Counts, Finish, Job, Token
 from gateway.errors import ProtocolViolation
 
 
@@ -54,16 +61,17 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verifier answered, not yet believed."""
+    """What a verifier answered, not yet believed. The last two are its advice for the windows to come."""
 
     agreed: int
     tokens: tuple[Token, ...]
     finish: Finish | None
     fingerprint: str
     wants_draft: bool = True
+    wants_draft_ahead: bool = False
 
 
-Command: TypeAlias = Draft | Verify | Finished
+Command: TypeAlias = Draft | Verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,10 @@ class Verifier:
 
 
 class Loop:
-    """One verified completion. Without `drafts` there is no drafter, and the verifier decodes every window itself."""
+    """One verified completion. Without `drafts` there is no drafter, and the verifier decodes every window itself.
+
+    `finish` is None until the completion is complete.
+    """
 
     def __init__(self, job: Job, windows: Sequence[int], verifier: Verifier, *, drafts: bool = True) -> None:
         assert windows
@@ -83,62 +94,121 @@ class Loop:
         self._windows = tuple(windows)
         self._verifier = verifier
         self._drafts = drafts
+        self._drafts_ahead = False
         self._committed: list[int] = []
         self._counts = Counts()
-        self._pending: Command | None = None
+        self._verifying: Verify | None = None
+        self._drafting: Draft | None = None
+        self._held: tuple[int, ...] | None = None
+        """A draft ahead that came back before its verdict."""
+        self._guessed: int | None = None
+        """What the draft in flight has to begin with, where it was begun ahead of a verdict that has come since."""
+        self.finish: Finish | None = None
 
     def __repr__(self) -> str:
         return (
-            f"<Loop committed={len(self._committed)}/{self._job.max_tokens} {self._counts} pending={self._pending!r}>"
+            f"<Loop committed={len(self._committed)}/{self._job.max_tokens} {self._counts} pending={self.pending!r}"
+            f" held={self._held} finish={self.finish}>"
         )
 
-    def start(self) -> Verify:
-        """The first command."""
-        assert self._pending is None
-        return self._verify(())
+    @property
+    def pending(self) -> tuple[Command, ...]:
+        """The calls that should be in flight now: a verification, a draft, or both. None before the start and behind
+        the finish. A command stays the same object for as long as it is pending."""
+        return tuple(command for command in (self._verifying, self._drafting) if command is not None)
 
-    def on_draft(self, ids: Sequence[int]) -> Verify:
+    def start(self) -> None:
+        """Ask for the first token."""
+        assert not self.pending
+        assert not self._counts.windows
+        self._verify(())
+
+    def on_draft(self, ids: Sequence[int]) -> None:
         """The pending draft came back as `ids`."""
-        assert isinstance(self._pending, Draft)
-        draft = self._usable(ids, self._pending.count)
-        self._counts += Counts(drafted=len(draft))
-        return self._verify(draft)
+        assert self._drafting is not None
+        self._drafting = None
+        if self._verifying is not None:
+            self._held = tuple(ids)
+        elif self._guessed is None:
+            self._verify(self._usable(ids))
+        else:
+            guessed, self._guessed = self._guessed, None
+            self._take_ahead(ids, guessed)
 
-    def on_verdict(self, verdict: Verdict) -> tuple[Commit, Command]:
-        """The pending verification came back: what now stands, and what to do next."""
-        assert isinstance(self._pending, Verify)
-        draft = self._pending.draft
-        self._check(self._pending, verdict)
+    def on_verdict(self, verdict: Verdict) -> Commit:
+        """The pending verification came back: returns what now stands."""
+        assert self._verifying is not None
+        draft = self._verifying.draft
+        self._check(self._verifying, verdict)
         self._committed += [token.id for token in verdict.tokens]
         rejected = len(draft) - verdict.agreed
         self._counts += Counts(windows=1, rollbacks=int(rejected > 0), rolled_back=rejected)
-        self._pending = self._after(verdict)
-        return Commit(verdict.tokens, self._counts), self._pending
-
-    def _after(self, verdict: Verdict) -> Command:
-        if verdict.finish is not None:
-            return Finished(verdict.finish)
+        self._verifying = None
+        self._drafts_ahead = verdict.wants_draft_ahead
         room = self._job.max_tokens - len(self._committed)
-        if room == 0:
-            return Finished("length")
-        # The verifier adds a token of its own, so one less is worth drafting. The prompt's own pass took no window.
-        count = min(self._windows[min(self._counts.windows, len(self._windows)) - 1], room - 1)
-        if count == 0 or not (self._drafts and verdict.wants_draft):
-            return self._verify((), extend=count)
-        return Draft(self._context(), len(self._committed), count)
+        self.finish = verdict.finish or ("length" if room == 0 else None)
+        self._go_on(verdict, all_stands=rejected == 0)
+        return Commit(verdict.tokens, self._counts)
 
-    def _verify(self, draft: tuple[int, ...], extend: int = 0) -> Verify:
-        command = Verify(self._context(), len(self._committed), draft, extend)
-        self._pending = command
-        return command
+    def _go_on(self, verdict: Verdict, *, all_stands: bool) -> None:
+        held, self._held = self._held, None
+        if self.finish is None and all_stands and held is not None:
+            self._take_ahead(held, verdict.tokens[-1].id, wants_draft=verdict.wants_draft)
+        elif self.finish is None and all_stands and verdict.wants_draft and self._drafting is not None:
+            self._guessed = verdict.tokens[-1].id
+        else:
+            if held is not None or self._drafting is not None:
+                self._counts += Counts(ahead_dropped=1)
+            self._drafting = None
+            if self.finish is None:
+                self._next_window(wants_draft=verdict.wants_draft)
+
+    def _take_ahead(self, ids: Sequence[int], guessed: int, *, wants_draft: bool = True) -> None:
+        """Verify a draft begun ahead, if it guessed the verifier's own token and holds more. It is there already, so
+        the verifier's wish for none does not count."""
+        draft = self._usable(ids[1:]) if ids and ids[0] == guessed else ()
+        if draft:
+            self._verify(draft)
+        else:
+            self._counts += Counts(ahead_dropped=1)
+            self._next_window(wants_draft=wants_draft)
+
+    def _next_window(self, *, wants_draft: bool) -> None:
+        count = self._window()
+        if count == 0 or not (self._drafts and wants_draft):
+            self._verify((), extend=count)
+        else:
+            self._drafting = Draft(self._context(), len(self._committed), count)
+
+    def _verify(self, draft: tuple[int, ...], extend: int = 0) -> None:
+        self._verifying = Verify(self._context(), len(self._committed), draft, extend)
+        if not draft:
+            return
+        self._counts += Counts(drafted=len(draft))
+        if self._drafts_ahead and self._counts.windows >= len(self._windows) and len(draft) == self._window():
+            self._draft_ahead(self._verifying)
+
+    def _draft_ahead(self, current: Verify) -> None:
+        generated = current.generated + len(current.draft)
+        # Of what is left, one token is the verifier's behind this window, and one behind the next.
+        count = min(self._windows[-1], self._job.max_tokens - generated - 2)
+        if count > 0 and current.draft[-1] not in self._job.stop_ids:
+            self._drafting = Draft((*current.context, *current.draft), generated, 1 + count)
+            self._counts += Counts(ahead=1)
+
+    def _window(self) -> int:
+        """How many tokens to draft next. The verifier adds one, so one less than there is room for is of use."""
+        room = self._job.max_tokens - len(self._committed)
+        # The prompt's own pass took no window.
+        return min(self._windows[min(self._counts.windows, len(self._windows)) - 1], room - 1)
 
     def _context(self) -> tuple[int, ...]:
         return (*self._job.prompt, *self._committed)
 
-    def _usable(self, ids: Sequence[int], count: int) -> tuple[int, ...]:
+    def _usable(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The part of a draft a verifier could agree with: in number, in vocabulary, not past the end of sequence."""
         draft: list[int] = []
-        for id_ in ids[:count]:
+        for id_ in ids[: self._window()]:
             if not 0 <= id_ < self._verifier.vocab_size:
                 break
             draft.append(id_)

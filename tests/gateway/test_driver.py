@@ -32,27 +32,48 @@ JOB = Job((1, 2), Sampling(seed=5), 6, (99,), 1)
 
 
 class Scripted:
-    """Counts upwards; blocks in the call named `block`, and records what was cancelled."""
+    """Counts upwards, and adds one more at position `differs_at`. Blocks in the calls named in `block`: for each of
+    them it releases `blocked`, and it records which were cancelled."""
 
-    def __init__(self, block: str = "", events: list[StreamEvent] | None = None, *, wants_draft: bool = True) -> None:
+    def __init__(
+        self,
+        *block: str,
+        events: list[StreamEvent] | None = None,
+        wants_draft: bool = True,
+        ahead: bool = False,
+        differs_at: int | None = None,
+    ) -> None:
         self._block = block
         self._events = events or []
         self._wants_draft = wants_draft
-        self.blocked = asyncio.Event()
+        self._ahead = ahead
+        self._differs_at = differs_at
+        self.blocked = asyncio.Semaphore(0)
         self.cancelled: list[str] = []
         self.requests: list[msgspec.Struct] = []
+        self.verifying = 0
+        self.release = asyncio.Event()
 
     async def draft(self, request: DraftRequest) -> DraftResponse:
-        await self._pause("draft", request)
+        await self._pause("draft ahead" if self.verifying else "draft", request)
         start = request.context[-1] + 1
         return DraftResponse([DraftToken(start + i, -0.5, 1.0) for i in range(request.count)], "f")
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
-        await self._pause("verify" if request.draft else "extend" if request.extend else "prefill", request)
-        own = [*request.context, *request.draft][-1] + 1
-        ids = [*request.draft, *range(own, own + 1 + request.extend)]
+        self.verifying += 1
+        try:
+            await self._pause("verify" if request.draft else "extend" if request.extend else "prefill", request)
+            await asyncio.sleep(0)  # A draft sent along arrives meanwhile.
+        finally:
+            self.verifying -= 1
+        ids: list[int] = []
+        for drafted in [*request.draft, *[None] * (1 + request.extend)]:
+            ids.append([*request.context, *ids][-1] + (2 if len(request.context) + len(ids) == self._differs_at else 1))
+            if drafted not in (None, ids[-1]):
+                break
+        agreed = sum(drafted == id_ for drafted, id_ in zip(request.draft, ids, strict=False))
         tokens = [VerifiedToken(i, -0.5, [ScoredToken(i, -0.5)]) for i in ids]
-        return VerifyResponse(len(request.draft), tokens, None, "f", self._wants_draft)
+        return VerifyResponse(agreed, tokens, None, "f", self._wants_draft, self._ahead)
 
     async def stream(self, request: StreamRequest) -> AsyncGenerator[StreamEvent]:
         try:
@@ -65,11 +86,11 @@ class Scripted:
 
     async def _pause(self, name: str, request: msgspec.Struct) -> None:
         self.requests.append(request)
-        if name != self._block:
+        if name not in self._block:
             return
-        self.blocked.set()
+        self.blocked.release()
         try:
-            await asyncio.Event().wait()
+            await self.release.wait()
         except asyncio.CancelledError:
             self.cancelled.append(name)
             raise
@@ -118,16 +139,78 @@ async def test_verified_without_drafts(wants_draft: bool, drafts: bool) -> None:
     ]
 
 
-@pytest.mark.parametrize("block", ["prefill", "draft", "verify", "extend", "stream"])
+LONG = Job((1, 2), Sampling(seed=5), 40, (99,), 1)
+
+
+async def test_drafting_ahead() -> None:
+    backend = Scripted(ahead=True)
+    steps = await collect(run_verified(backend, LONG, (2,), VERIFIER))
+    assert [t.id for step in steps if isinstance(step, Commit) for t in step.tokens] == list(range(3, 43))
+    drafts = [request for request in backend.requests if isinstance(request, DraftRequest)]
+    assert drafts[1] == DraftRequest([1, 2, 3, 4, 5], 3, 3, Sampling(seed=5), [99]), "it goes out beside the window's"
+    assert isinstance(steps[-2], Commit)
+    assert steps[-2].counts == Counts(windows=14, drafted=26, ahead=12)
+
+
+async def test_a_refused_window_cancels_the_draft_ahead_at_once() -> None:
+    backend = Scripted("draft ahead", ahead=True, differs_at=4)
+    run = run_verified(backend, LONG, (2,), VERIFIER)
+    await anext(run)
+    commit = await anext(run)
+    assert isinstance(commit, Commit)
+    assert [t.id for t in commit.tokens] == [4, 6]
+    assert not backend.blocked.locked()
+    assert backend.cancelled == ["draft ahead"], "before the consumer sees the commit"
+    await run.aclose()
+
+
+async def test_a_draft_ahead_runs_on_while_the_consumer_is_busy() -> None:
+    backend = Scripted("draft ahead", ahead=True)
+    run = run_verified(backend, LONG, (2,), VERIFIER)
+    await anext(run)
+    await anext(run)  # The window stands; the draft ahead of it is still in flight.
+    backend.release.set()
+    steps = [step async for step in run]
+    assert backend.cancelled == []
+    assert steps[-1] == Finished("length")
+
+
+async def test_an_error_of_one_call_cancels_the_other() -> None:
+    class Breaking(Scripted):
+        async def verify(self, request: VerifyRequest) -> VerifyResponse:
+            answer = await super().verify(request)
+            if request.draft:
+                await self.blocked.acquire()
+                raise BackendFailed("broken")
+            return answer
+
+    backend = Breaking("draft ahead", ahead=True)
+    with pytest.raises(BackendFailed):
+        await collect(run_verified(backend, LONG, (2,), VERIFIER))
+    assert backend.cancelled == ["draft ahead"]
+
+
+@pytest.mark.parametrize("block", ["prefill", "draft", "draft ahead", "verify", "extend", "stream"])
 async def test_every_await_can_be_cancelled(block: str) -> None:
-    backend = Scripted(block, wants_draft=block != "extend")
-    run = run_fast(backend, JOB, 100) if block == "stream" else run_verified(backend, JOB, (2,), VERIFIER)
+    backend = Scripted(block, wants_draft=block != "extend", ahead=block == "draft ahead")
+    run = run_fast(backend, JOB, 100) if block == "stream" else run_verified(backend, LONG, (2,), VERIFIER)
     consumer = asyncio.create_task(collect(run))
-    await backend.blocked.wait()
+    await backend.blocked.acquire()
     consumer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await consumer
     assert backend.cancelled == [block]
+
+
+async def test_both_calls_in_flight_are_cancelled() -> None:
+    backend = Scripted("draft ahead", "verify", ahead=True)
+    consumer = asyncio.create_task(collect(run_verified(backend, LONG, (2,), VERIFIER)))
+    await backend.blocked.acquire()
+    await backend.blocked.acquire()
+    consumer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consumer
+    assert sorted(backend.cancelled) == ["draft ahead", "verify"]
 
 
 async def test_a_consumer_that_stops_listening_closes_the_stream() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.protocol import Sampling
-from gateway.domain import Commit, Counts, Finish, Finished, Job, Token
+from gateway.domain import Commit, Counts, Finish, Job, Token
 from gateway.dvr import Command, Draft, Loop, Verdict, Verifier, Verify
 from gateway.errors import ProtocolViolation
 
@@ -19,6 +20,19 @@ EOS = 9
 
 def job(max_tokens: int = 5, prompt: tuple[int, ...] = (1, 2)) -> Job:
     return Job(prompt, Sampling(), max_tokens, (EOS,), 0)
+
+
+@dataclass(frozen=True)
+class Mood:
+    """How far a verifier decodes by itself this time, and what it advises."""
+
+    extends: int = 0
+    wants_draft: bool = True
+    wants_draft_ahead: bool = False
+
+
+CALM = Mood()
+AHEAD = Mood(wants_draft_ahead=True)
 
 
 class Oracle:
@@ -41,13 +55,13 @@ class Oracle:
             if len(out) == max_tokens or self._prompt + len(out) == self._limit:
                 return out, "length"
 
-    def verify(self, command: Verify, extends: int = 0, wants_draft: bool = True) -> Verdict:
-        """Decodes `extends` tokens behind its own, or as many as were asked for where those are fewer."""
+    def verify(self, command: Verify, mood: Mood) -> Verdict:
+        """Decodes tokens behind its own by the mood, or as many as were asked for where those are fewer."""
         tokens: list[Token] = []
         finish: Finish | None = None
         agreed = 0
         agrees = True
-        more = min(extends, command.extend)
+        more = min(mood.extends, command.extend)
         for drafted in (*command.draft, *[None] * (1 + more)):
             id_ = self.token(command.generated + len(tokens))
             tokens.append(Token(id_, -0.5 * id_))
@@ -59,28 +73,39 @@ class Oracle:
                 finish = "length"
             if finish or len(tokens) == agreed + 1 + more:
                 break
-        return Verdict(agreed, tuple(tokens), finish, VERIFIER.fingerprint, wants_draft)
+        return Verdict(agreed, tuple(tokens), finish, VERIFIER.fingerprint, mood.wants_draft, mood.wants_draft_ahead)
+
+
+def only(loop: Loop) -> Command:
+    """The one call that should be in flight."""
+    (command,) = loop.pending
+    return command
 
 
 def run(
     loop: Loop,
     oracle: Oracle,
     draft: Callable[[Draft], Sequence[int]],
-    mood: Callable[[], tuple[int, bool]] = lambda: (0, True),
+    mood: Callable[[], Mood] = lambda: CALM,
+    first: Callable[[], type[Command]] = lambda: Verify,
 ) -> tuple[list[int], Finish, Counts]:
-    """Drive the loop; `mood` says how far the verifier extends and whether it wants a draft next."""
+    """Drive the loop to its end. `first` says which of two calls in flight comes back first."""
     committed: list[int] = []
     counts = Counts()
-    command: Command = loop.start()
-    while not isinstance(command, Finished):
+    loop.start()
+    while loop.finish is None:
+        assert loop.pending
+        assert len({type(command) for command in loop.pending}) == len(loop.pending) <= 2
+        command = loop.pending[0] if len(loop.pending) == 1 else next(c for c in loop.pending if type(c) is first())
         if isinstance(command, Draft):
-            command = loop.on_draft(draft(command))
+            loop.on_draft(draft(command))
         else:
-            commit, command = loop.on_verdict(oracle.verify(command, *mood()))
+            commit = loop.on_verdict(oracle.verify(command, mood()))
             assert len(commit.tokens) >= 1
             committed += [token.id for token in commit.tokens]
             counts = commit.counts
-    return committed, command.finish, counts
+    assert loop.pending == ()
+    return committed, loop.finish, counts
 
 
 @given(
@@ -104,10 +129,11 @@ def test_any_drafter_any_windows(
     oracle = Oracle(text, len(prompt), len(prompt) + 1 + spare)
     loop = Loop(job(max_tokens, tuple(prompt)), windows, VERIFIER, drafts=drafts)
     drafted = 0
+    advised = CALM
 
     def draft(command: Draft) -> Sequence[int]:
         nonlocal drafted
-        assert 1 <= command.count <= max(windows)
+        assert 1 <= command.count <= 1 + max(windows)
         assert command.generated + command.count < max_tokens
         assert command.context[: len(prompt)] == tuple(prompt)
         assert len(command.context) == len(prompt) + command.generated
@@ -117,23 +143,31 @@ def test_any_drafter_any_windows(
         broken_at = st.integers(0, command.count)
         return data.draw(st.one_of(st.just(truth), wild, st.builds(lambda i, w: truth[:i] + w, broken_at, wild)))
 
-    def mood() -> tuple[int, bool]:
-        return data.draw(st.tuples(st.integers(0, 12), st.booleans()))
+    def mood() -> Mood:
+        nonlocal advised
+        # Asked for a verdict while a draft runs ahead of it: the verdict before allowed that.
+        assert len(loop.pending) == 1 or advised.wants_draft_ahead
+        advised = data.draw(st.builds(Mood, st.integers(0, 12), st.booleans(), st.booleans()))
+        return advised
 
-    committed, finish, counts = run(loop, oracle, draft, mood)
+    committed, finish, counts = run(
+        loop, oracle, draft, mood, lambda: data.draw(st.sampled_from([Draft, Verify]), label="first back")
+    )
     assert drafts or drafted == 0
     assert (committed, finish) == oracle.answer(max_tokens)
     assert counts.windows <= len(committed)
     assert counts.rolled_back <= counts.drafted
     assert (counts.rollbacks > 0) == (counts.rolled_back > 0)
+    assert counts.ahead_dropped <= counts.ahead
 
 
 def test_one_token_needs_one_verification() -> None:
     loop = Loop(job(max_tokens=1), (8,), VERIFIER)
-    assert loop.start() == Verify((1, 2), 0, ())
-    commit, command = loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f"))
+    loop.start()
+    assert only(loop) == Verify((1, 2), 0, ())
+    commit = loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f"))
     assert commit == Commit((Token(5, -1.0),), Counts(windows=1))
-    assert command == Finished("length")
+    assert (loop.pending, loop.finish) == ((), "length")
 
 
 def test_windows_grow_and_never_reach_past_max_tokens() -> None:
@@ -153,15 +187,15 @@ def test_windows_grow_and_never_reach_past_max_tokens() -> None:
 def test_a_verifier_that_wants_no_draft_is_asked_to_go_on_by_itself() -> None:
     loop = Loop(job(8), (4,), VERIFIER)
     loop.start()
-    _, command = loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f", wants_draft=False))
-    assert command == Verify((1, 2, 5), 1, (), extend=4)
+    loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f", wants_draft=False))
+    assert only(loop) == Verify((1, 2, 5), 1, (), extend=4)
     five = tuple(Token(3, -1.0) for _ in range(5))
-    _, command = loop.on_verdict(Verdict(0, five, None, "f", wants_draft=False))
-    assert command == Verify((1, 2, 5, 3, 3, 3, 3, 3), 6, (), extend=1), "it asks for no more than there is room for"
+    loop.on_verdict(Verdict(0, five, None, "f", wants_draft=False))
+    assert only(loop) == Verify((1, 2, 5, 3, 3, 3, 3, 3), 6, (), extend=1), "it asks for no more than there is room for"
     with pytest.raises(ProtocolViolation):
         loop.on_verdict(Verdict(0, five[:3], None, "f"))
-    commit, command = loop.on_verdict(Verdict(0, five[:2], None, "f"))
-    assert command == Finished("length")
+    commit = loop.on_verdict(Verdict(0, five[:2], None, "f"))
+    assert (loop.pending, loop.finish) == ((), "length")
     assert commit.counts == Counts(windows=3), "a window decoded directly drafts nothing and rolls nothing back"
 
 
@@ -169,21 +203,21 @@ def test_a_verifier_that_goes_on_less_far_than_asked_only_makes_more_windows() -
     loop = Loop(job(8), (4,), VERIFIER)
     loop.start()
     loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f", wants_draft=False))
-    _, command = loop.on_verdict(Verdict(0, (Token(3, -1.0),), None, "f", wants_draft=False))
-    assert command == Verify((1, 2, 5, 3), 2, (), extend=4)
-    _, command = loop.on_verdict(Verdict(0, (Token(3, -1.0),), None, "f", wants_draft=True))
-    assert command == Draft((1, 2, 5, 3, 3), 3, 4), "its advice counts each time anew"
+    loop.on_verdict(Verdict(0, (Token(3, -1.0),), None, "f", wants_draft=False))
+    assert only(loop) == Verify((1, 2, 5, 3), 2, (), extend=4)
+    loop.on_verdict(Verdict(0, (Token(3, -1.0),), None, "f", wants_draft=True))
+    assert only(loop) == Draft((1, 2, 5, 3, 3), 3, 4), "its advice counts each time anew"
 
 
 def test_an_end_within_a_window_decoded_directly() -> None:
     loop = Loop(job(8), (4,), VERIFIER, drafts=False)
     loop.start()
-    _, command = loop.on_verdict(verdict(0, [5]))
-    assert command == Verify((1, 2, 5), 1, (), extend=4), "there is nobody to draft, whatever the verifier wants"
+    loop.on_verdict(verdict(0, [5]))
+    assert only(loop) == Verify((1, 2, 5), 1, (), extend=4), "there is nobody to draft, whatever the verifier wants"
     with pytest.raises(ProtocolViolation, match="went on"):
         loop.on_verdict(verdict(0, [3, EOS, 3]))
-    _, command = loop.on_verdict(verdict(0, [3, EOS], "stop"))
-    assert command == Finished("stop")
+    loop.on_verdict(verdict(0, [3, EOS], "stop"))
+    assert (loop.pending, loop.finish) == ((), "stop")
 
 
 def test_a_rejected_draft_is_counted_as_rolled_back() -> None:
@@ -208,13 +242,21 @@ def test_a_rejected_draft_is_counted_as_rolled_back() -> None:
 def test_a_draft_is_cut_to_what_can_be_of_use(proposed: list[int], used: tuple[int, ...]) -> None:
     loop = Loop(job(9), (3,), VERIFIER)
     loop.start()
-    _, command = loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f"))
-    assert command == Draft((1, 2, 5), 1, 3)
-    assert loop.on_draft(proposed) == Verify((1, 2, 5), 1, used)
+    loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f"))
+    assert only(loop) == Draft((1, 2, 5), 1, 3)
+    loop.on_draft(proposed)
+    assert only(loop) == Verify((1, 2, 5), 1, used)
 
 
-def verdict(agreed: int, ids: Sequence[int], finish: Finish | None = None, fingerprint: str = "f") -> Verdict:
-    return Verdict(agreed, tuple(Token(id_, -1.0) for id_ in ids), finish, fingerprint)
+def verdict(
+    agreed: int,
+    ids: Sequence[int],
+    finish: Finish | None = None,
+    fingerprint: str = "f",
+    wants_draft: bool = True,
+    ahead: bool = False,
+) -> Verdict:
+    return Verdict(agreed, tuple(Token(id_, -1.0) for id_ in ids), finish, fingerprint, wants_draft, ahead)
 
 
 BROKEN = {
@@ -240,15 +282,16 @@ def test_a_broken_verdict_changes_nothing(broken: Verdict) -> None:
     loop = Loop(job(9), (3,), VERIFIER)
     loop.start()
     loop.on_verdict(verdict(0, [5]))
-    command = loop.on_draft([3, 4, 4])
+    loop.on_draft([3, 4, 4])
+    command = only(loop)
     before = repr(loop)
     with pytest.raises(ProtocolViolation):
         loop.on_verdict(broken)
     assert repr(loop) == before
-    commit, after = loop.on_verdict(verdict(1, [3, 6]))
+    assert only(loop) is command
+    commit = loop.on_verdict(verdict(1, [3, 6]))
     assert [token.id for token in commit.tokens] == [3, 6]
-    assert after == Draft((1, 2, 5, 3, 6), 3, 3)
-    assert command.draft == (3, 4, 4)
+    assert only(loop) == Draft((1, 2, 5, 3, 6), 3, 3)
 
 
 def test_an_end_inside_the_draft_needs_no_further_token() -> None:
@@ -256,8 +299,8 @@ def test_an_end_inside_the_draft_needs_no_further_token() -> None:
     loop.start()
     loop.on_verdict(verdict(0, [5]))
     loop.on_draft([3, EOS])
-    commit, command = loop.on_verdict(verdict(2, [3, EOS], "stop"))
-    assert command == Finished("stop")
+    commit = loop.on_verdict(verdict(2, [3, EOS], "stop"))
+    assert (loop.pending, loop.finish) == ((), "stop")
     assert commit.counts == Counts(windows=2, drafted=2)
 
 
@@ -281,3 +324,109 @@ def test_calls_out_of_turn_are_our_bugs() -> None:
         loop.on_draft([1])
     with pytest.raises(AssertionError):
         Loop(job(), (), VERIFIER)
+
+
+def ahead_loop(max_tokens: int = 20) -> Loop:
+    """A window of [3, 3] being verified after [1, 2, 5], the next one being drafted ahead."""
+    loop = Loop(job(max_tokens), (2,), VERIFIER)
+    loop.start()
+    loop.on_verdict(verdict(0, [5], ahead=True))
+    assert only(loop) == Draft((1, 2, 5), 1, 2), "there is nothing yet to be ahead of"
+    loop.on_draft([3, 3])
+    assert loop.pending == (Verify((1, 2, 5), 1, (3, 3)), Draft((1, 2, 5, 3, 3), 3, 3))
+    return loop
+
+
+def test_a_draft_ahead_that_is_back_is_verified_at_once() -> None:
+    loop = ahead_loop()
+    loop.on_draft([4, 6, 7])
+    assert only(loop) == Verify((1, 2, 5), 1, (3, 3))
+    commit = loop.on_verdict(verdict(2, [3, 3, 4], ahead=True))
+    assert loop.pending == (Verify((1, 2, 5, 3, 3, 4), 4, (6, 7)), Draft((1, 2, 5, 3, 3, 4, 6, 7), 6, 3))
+    assert commit.counts == Counts(windows=2, drafted=4, ahead=2)
+
+
+def test_a_draft_ahead_still_in_flight_is_awaited() -> None:
+    loop = ahead_loop()
+    _, drafting = loop.pending
+    loop.on_verdict(verdict(2, [3, 3, 4], ahead=True))
+    assert only(loop) is drafting, "the call goes on"
+    loop.on_draft([4, 6, 7])
+    assert loop.pending == (Verify((1, 2, 5, 3, 3, 4), 4, (6, 7)), Draft((1, 2, 5, 3, 3, 4, 6, 7), 6, 3))
+
+
+def test_a_draft_ahead_in_flight_goes_as_soon_as_its_window_is_refused() -> None:
+    loop = ahead_loop()
+    commit = loop.on_verdict(verdict(1, [3, 8], ahead=True))
+    assert only(loop) == Draft((1, 2, 5, 3, 8), 3, 2)
+    assert commit.counts == Counts(windows=2, rollbacks=1, drafted=2, rolled_back=1, ahead=1, ahead_dropped=1)
+
+
+def test_a_draft_ahead_that_is_back_goes_with_its_window() -> None:
+    loop = ahead_loop()
+    loop.on_draft([4, 6, 7])
+    loop.on_verdict(verdict(1, [3, 8]))
+    assert only(loop) == Draft((1, 2, 5, 3, 8), 3, 2)
+
+
+@pytest.mark.parametrize("proposed", [[6, 4, 4], [4], []])
+@pytest.mark.parametrize("first", [Draft, Verify])
+def test_a_draft_ahead_that_guessed_wrong_or_holds_nothing_is_dropped(
+    proposed: list[int], first: type[Command]
+) -> None:
+    loop = ahead_loop()
+    if first is Draft:
+        loop.on_draft(proposed)
+        loop.on_verdict(verdict(2, [3, 3, 4]))
+    else:
+        loop.on_verdict(verdict(2, [3, 3, 4]))
+        loop.on_draft(proposed)
+    assert only(loop) == Draft((1, 2, 5, 3, 3, 4), 4, 2)
+    loop.on_draft([6, 7])
+    commit = loop.on_verdict(verdict(0, [9], "stop"))
+    assert (commit.counts.ahead, commit.counts.ahead_dropped) == (1, 1)
+
+
+def test_where_decoding_directly_is_cheaper_a_draft_in_flight_goes_and_one_that_is_back_is_used() -> None:
+    loop = ahead_loop()
+    loop.on_verdict(verdict(2, [3, 3, 4], wants_draft=False, ahead=True))
+    assert only(loop) == Verify((1, 2, 5, 3, 3, 4), 4, (), extend=2)
+    loop.on_verdict(verdict(0, [3, 3, 3], wants_draft=False, ahead=True))
+    assert only(loop) == Verify((1, 2, 5, 3, 3, 4, 3, 3, 3), 7, (), extend=2), "nothing is drafted, ahead or not"
+    loop = ahead_loop()
+    loop.on_draft([4, 6, 7])
+    loop.on_verdict(verdict(2, [3, 3, 4], wants_draft=False))
+    assert only(loop) == Verify((1, 2, 5, 3, 3, 4), 4, (6, 7))
+
+
+def test_nothing_is_drafted_ahead_while_windows_grow() -> None:
+    loop = Loop(job(40), (1, 2), VERIFIER)
+    loop.start()
+    loop.on_verdict(verdict(0, [5], ahead=True))
+    loop.on_draft([3])
+    assert only(loop) == Verify((1, 2, 5), 1, (3,))
+    loop.on_verdict(verdict(1, [3, 3], ahead=True))
+    loop.on_draft([4, 4])
+    assert loop.pending == (Verify((1, 2, 5, 3, 3), 3, (4, 4)), Draft((1, 2, 5, 3, 3, 4, 4), 5, 3))
+
+
+def test_a_draft_ahead_never_reaches_past_the_end() -> None:
+    assert ahead_loop(max_tokens=7).pending[1] == Draft((1, 2, 5, 3, 3), 3, 3)
+    for max_tokens, ahead in ((6, 1), (5, 0), (4, 0)):
+        loop = Loop(job(max_tokens), (2,), VERIFIER)
+        loop.start()
+        loop.on_verdict(verdict(0, [5], ahead=True))
+        loop.on_draft([3, 3])
+        assert loop.pending[1:] == ((Draft((1, 2, 5, 3, 3), 3, 1 + ahead),) if ahead else ())
+    loop = Loop(job(40), (2,), VERIFIER)
+    loop.start()
+    loop.on_verdict(verdict(0, [5], ahead=True))
+    loop.on_draft([3, EOS])
+    assert only(loop) == Verify((1, 2, 5), 1, (3, EOS))
+
+
+def test_the_end_drops_the_draft_ahead() -> None:
+    loop = ahead_loop()
+    commit = loop.on_verdict(verdict(1, [3, EOS], "stop"))
+    assert (loop.pending, loop.finish) == ((), "stop")
+    assert (commit.counts.ahead, commit.counts.ahead_dropped) == (1, 1)

@@ -104,6 +104,7 @@ class ToyBackend:
     max_context: int = 4096
     fingerprint: str = FINGERPRINT
     wants_draft: bool = True
+    wants_draft_ahead: bool = False
     roles: tuple[str, ...] = ("draft", "verify")
     health: Health = Health("ready", 1.0)  # noqa: RUF009  # frozen
     calls: Counter[str] = field(default_factory=Counter)
@@ -151,7 +152,7 @@ class ToyBackend:
             finish = self._finish(context, request.stop_ids)
             if finish or len(tokens) == agreed + 1 + request.extend:
                 break
-        return VerifyResponse(agreed, tokens, finish, self.fingerprint, self.wants_draft)
+        return VerifyResponse(agreed, tokens, finish, self.fingerprint, self.wants_draft, self.wants_draft_ahead)
 
     def stream(self, request: StreamRequest) -> list[StreamEvent]:
         context, events = list(request.context), list[StreamEvent]()
