@@ -15,6 +15,7 @@ logits are float32 values written as JSON numbers with enough digits to be read 
 | `POST /v1/verify` | `VerifyRequest` | `VerifyResponse` |
 | `POST /v1/stream` | `StreamRequest` | lines of `StreamEvent` JSON (`application/x-ndjson`) |
 | `GET /healthz` | | `Health`; status 200 when ready, 503 before |
+| `GET /metrics` | | Prometheus's text format; names are the backend's own |
 
 Every status other than 2xx carries an `ErrorBody`.
 """
@@ -37,6 +38,13 @@ MAX_REPETITION_PENALTY = 100.0
 
 Finish = Literal["stop", "length"]
 Role = Literal["draft", "verify"]
+Batching = Literal["dynamic", "invariant", "none"]
+"""How a stream shares passes with other requests.
+
+- `dynamic`: with whoever is there, in the fast lane. Its bits depend on them.
+- `invariant`: with whoever is there, in the fixed lane's arithmetic, as batch-invariant engines do for everybody.
+- `none`: with nobody, in the fast lane: each of its passes has a batch of one.
+"""
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,13 +206,17 @@ class VerifyResponse(msgspec.Struct, frozen=True):
 
 
 class StreamRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Stream up to `max_tokens` fast-path tokens after `context`: traffic without a guarantee."""
+    """Stream up to `max_tokens` tokens after `context` as they are decoded, without verification.
+
+    `batching` other than `dynamic` are the two ways to equal answers that engines without a verifier have.
+    """
 
     context: list[int]
     max_tokens: int
     sampling: Sampling = Sampling()
     stop_ids: list[int] = []
     top_logprobs: int = 0
+    batching: Batching = "dynamic"
 
     def __post_init__(self) -> None:
         _check_context(self.context, 0)

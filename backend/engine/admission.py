@@ -2,7 +2,8 @@
 
 Two kinds of tasks wait in queues of their own. *Calls* (verify, draft) are short and come to need a known number of
 blocks, which they get at once, so that a call that runs always ends. *Streams* can be long: they start with room for
-what they have and a block more, and grow block by block.
+what they have and a block more, and grow block by block. A stream with a batch of one counts as a call: resumed, it
+would compute its prompt and its answer together, which gives other bits; for the same reason it reuses nothing cached.
 
 The rules by which neither kind starves:
 - Each kind has a quarter of the places for itself; the rest goes to who comes first.
@@ -18,6 +19,7 @@ The rules by which neither kind starves:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -51,14 +53,15 @@ class Admission:
         self._streams: deque[DecodeTask] = deque()
         self._running: dict[Task, int] = {}  # Oldest first, with the number of tokens each had when it was let in.
         self._passed = 0  # Calls let in while the first stream waited.
+        self.preemptions = 0
 
     def __repr__(self) -> str:
         return f"<Admission running={len(self._running)} calls={len(self._calls)} streams={len(self._streams)}>"
 
     @property
-    def running(self) -> int:
-        """Tasks that hold a lease."""
-        return len(self._running)
+    def running(self) -> Collection[Task]:
+        """Tasks that hold a lease, oldest first."""
+        return self._running.keys()
 
     @property
     def waiting(self) -> int:
@@ -158,16 +161,19 @@ class Admission:
         return len({block for lease in leases if lease is not None for block in lease.blocks})
 
     def _acquire(self, task: Task) -> bool:
-        tokens, verifies = task.tokens, isinstance(task, VerifyTask)
+        tokens = task.tokens
         if isinstance(task, VerifyTask) and task.extend:
             # A refused draft is overwritten by what the task decodes instead: it must not lie in a block of others.
             tokens = task.context
-        task.lease = self._cache.acquire(tokens, self._capacity(task), prefer_fixed=verifies)
+        elif isinstance(task, DecodeTask) and task.batching == "none":
+            tokens = []
+        task.lease = self._cache.acquire(tokens, self._capacity(task), prefer_fixed=task.in_fixed_lane)
         if task.lease is not None:
             self._running[task] = len(task.tokens)
         return task.lease is not None
 
     def _preempt(self, stream: DecodeTask, changes: Changes) -> None:
+        self.preemptions += 1
         self._release(stream)
         self._streams.appendleft(stream)
         changes.preempted.append(stream)
@@ -180,4 +186,4 @@ class Admission:
 
 
 def _is_stream(task: Task) -> TypeGuard[DecodeTask]:
-    return isinstance(task, DecodeTask) and not task.is_draft
+    return isinstance(task, DecodeTask) and not task.is_draft and task.batching != "none"

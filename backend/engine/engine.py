@@ -16,16 +16,17 @@ from typing import Protocol, TypeAlias
 import torch
 
 from backend.engine.admission import Admission, QueueFullError
-from backend.engine.checkpoint import Checkpoint, Progress
+from backend.engine.checkpoint import Checkpoint, ModelConfig, Progress
 from backend.engine.fingerprint import fingerprint
 from backend.engine.kv_pool import RESERVED_BLOCKS, KvPool, block_bytes
-from backend.engine.lane_costs import LaneCosts
+from backend.engine.lane_costs import FIXED_SHAPE, LANES_COINCIDE, Advice, LaneCosts
 from backend.engine.measure import MEASURE_BLOCKS, measure
 from backend.engine.model import Model
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.probe import PROBE_BLOCKS, InvarianceError, probe
 from backend.engine.runner import Runner
-from backend.engine.scheduler import Pass, Scheduler
+from backend.engine.scheduler import Limits, Pass, Scheduler
+from backend.engine.stats import Stats, Totals
 from backend.engine.tasks import DecodeTask, Scored, Task
 from backend.kernels.attention import BLOCK
 from backend.kernels.ops import CPU_FAST, CPU_FIXED, Ops
@@ -34,6 +35,7 @@ from backend.settings import EngineSettings
 
 _PREFILL_ROWS = 256
 _MAX_RUNNING = 64
+_GROUP_WAIT = 4
 
 log = logging.getLogger(__name__)
 
@@ -103,24 +105,26 @@ class Engine:
         self._runner = runner(blocks)
         roles: list[Role] = ["draft", "verify"]
         probe_digest = ""
+        settled: Advice | None = None if fixed.shape_invariant else FIXED_SHAPE
         try:
             probe_digest = probe(runner(PROBE_BLOCKS), config, shape)
+            if _coincide(fast, runner(PROBE_BLOCKS), config, shape, probe_digest):
+                settled = LANES_COINCIDE
         except InvarianceError as error:
             log.error("the verify role is refused: %s", error)
             self.refusal = str(error)
             roles = ["draft"]
-        self._costs = LaneCosts(shape.window)
-        if fixed.shape_invariant:
+        self._costs = LaneCosts(shape.window, settled)
+        if settled is None:
             measure(runner(MEASURE_BLOCKS), config, self._costs)
         max_context = min(config.max_position, blocks * BLOCK)
         self._scheduler = Scheduler(
             Admission(self._cache, _MAX_RUNNING, settings.max_waiting),
-            shape,
+            Limits(shape, max_context, _PREFILL_ROWS, _GROUP_WAIT),
             fixed.shape_invariant,
-            max_context=max_context,
-            prefill_rows=_PREFILL_ROWS,
-            costs=self._costs,
+            self._costs,
         )
+        self._totals = Totals()
         self.info = Info(
             protocol=PROTOCOL_VERSION,
             model=config.name,
@@ -184,6 +188,29 @@ class Engine:
             elif isinstance(command, _Cancel):
                 command.done()
 
+    def stats(self) -> Stats:
+        """What it has done so far and is doing; from any thread, without waiting for a pass to end."""
+        totals, admission = self._totals, self._scheduler.admission
+        return Stats(
+            # dict() copies in one step, which no other thread interrupts.
+            passes=dict(totals.passes),
+            rows=dict(totals.rows),
+            seconds=dict(totals.seconds),
+            tokens=dict(totals.tokens),
+            windows=totals.windows,
+            rollbacks=totals.rollbacks,
+            drafted=totals.drafted,
+            rolled_back=totals.rolled_back,
+            advice=dict(self._scheduler.advice),
+            pass_costs=self._costs.seconds,
+            running=len(admission.running),
+            waiting=admission.waiting,
+            blocks=self._cache.total,
+            blocks_available=self._cache.available,
+            evictions=self._cache.evictions,
+            preemptions=admission.preemptions,
+        )
+
     @torch.inference_mode()
     def _loop(self) -> None:
         work: Pass | None = None
@@ -227,7 +254,9 @@ class Engine:
                 self._scheduler.fail(span.task)
                 self._listeners.pop(span.task).failed(EngineError(str(error)))
             return
-        self._observe(work, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._observe(work, seconds)
+        self._totals.add_pass(work, seconds)
         outcome = self._scheduler.apply(work, chosen)
         for task in outcome.broken:
             self._listeners.pop(task).failed(EngineError("the model's logits for this context are not finite"))
@@ -239,6 +268,7 @@ class Engine:
             if len(span.task.produced) > count and isinstance(span.task, DecodeTask):
                 listener.produced(span.task.produced[count:])
             if span.task in ended:
+                self._totals.add_ended(span.task)
                 del self._listeners[span.task]
                 listener.ended()
 
@@ -249,3 +279,17 @@ class Engine:
             self._costs.observe(work.lane, len(counts), seconds)
         elif work.lane == "fixed" and max(counts) <= self.info.verify.window:
             self._costs.observe("window", sum(counts), seconds)
+
+
+def _coincide(fast: Ops, runner: Runner, config: ModelConfig, shape: VerifyShape, fixed_digest: str) -> bool:
+    """Whether the fast lane's arithmetic is as invariant as the fixed lane's and gives the same bits.
+
+    The probe alone would be no proof: arithmetic that does not claim to be invariant can pass it by chance.
+    """
+    if not fast.shape_invariant:
+        return False
+    try:
+        return probe(runner, config, shape, "fast") == fixed_digest
+    except InvarianceError as error:
+        log.warning("drafts have to be verified: %s", error)
+        return False

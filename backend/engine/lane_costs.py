@@ -13,10 +13,27 @@ is told the times.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["fast", "fixed", "window"]
 """A decoding pass of either lane, one row a sequence; or the fixed lane's pass over one window."""
+
+Reason = Literal["cheaper", "fixed_shape", "lanes_coincide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Which way the next window is to go: drafted and verified, or decoded in the fixed lane; and why."""
+
+    drafts: bool
+    reason: Reason
+
+
+FIXED_SHAPE = Advice(drafts=True, reason="fixed_shape")
+"""The fixed lane's bits depend on its shape, so decoding one token would take a whole G x W pass."""
+LANES_COINCIDE = Advice(drafts=False, reason="lanes_coincide")
+"""The fast lane's arithmetic is invariant itself: what it decodes stands as it is."""
 
 _WEIGHT = 0.1  # Of a new observation: a dozen passes forget a disturbance.
 _FADING = 0.01
@@ -27,8 +44,10 @@ _MAX_ROWS = 256
 class LaneCosts:
     """Moving averages of the seconds a pass takes, at powers of two of its rows, and of the drafts that agree."""
 
-    def __init__(self, window: int):
+    def __init__(self, window: int, settled: Advice | None = None):
+        """`settled` is the advice that holds whatever the costs, if there is one."""
         self.window = window
+        self._settled = settled
         self._seconds: dict[Kind, dict[int, float]] = {"fast": {}, "fixed": {}, "window": {}}
         self._agreed = _USUAL_AGREEMENT
 
@@ -49,13 +68,20 @@ class LaneCosts:
         else:
             self._agreed += _FADING * (_USUAL_AGREEMENT - self._agreed)
 
-    def prefer_drafts(self, sequences: int, verified: int) -> bool:
-        """Whether drafting costs less than decoding directly, with `verified` of `sequences` that decode now."""
+    def advise(self, sequences: int, verified: int) -> Advice:
+        """The cheaper way, with `verified` of `sequences` that decode now."""
+        if self._settled is not None:
+            return self._settled
         sequences, verified = max(sequences, 1), max(verified, 1)
         directly = self._cost("fixed", sequences) - self._cost("fast", sequences)
         verifying = self._cost("window", self.window) / self.window * verified
         redrafting = self._cost("fast", sequences) * verified / sequences * (1 / max(self._agreed, 0.01) - 1)
-        return verifying + redrafting < directly
+        return Advice(verifying + redrafting < directly, "cheaper")
+
+    @property
+    def seconds(self) -> dict[tuple[Kind, int], float]:
+        """What is known: seconds of a pass by its kind and its number of rows."""
+        return {(kind, rows): cost for kind, costs in self._seconds.items() for rows, cost in dict(costs).items()}
 
     def _cost(self, kind: Kind, rows: int) -> float:
         """Seconds of a pass: between measured numbers of rows on a straight line, outside them in proportion."""

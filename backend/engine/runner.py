@@ -8,6 +8,7 @@ import torch
 
 from backend.engine.kv_pool import TRASH_BLOCK, ZERO_BLOCK, KvPool
 from backend.engine.model import Model
+from backend.engine.op_trace import OpTrace
 from backend.engine.prefix_cache import Lease
 from backend.engine.scheduler import Lane, Pass, Span
 from backend.engine.tasks import DecodeTask, Scored, Task
@@ -28,6 +29,11 @@ class Runner:
         self._kv = kv
         self._ops: dict[Lane, Ops] = {"fast": fast, "fixed": fixed}
         self._shape = shape
+
+    def watched(self, lane: Lane, trace: OpTrace) -> Runner:
+        """The same model and KV, with one lane's ops under a trace."""
+        ops = self._ops | {lane: trace.watch(self._ops[lane])}
+        return Runner(self._model, self._kv, ops["fast"], ops["fixed"], self._shape)
 
     def prepare(self, lease: Lease) -> None:
         """Clear a lease's fresh blocks and copy the part of a block it matched."""
@@ -98,7 +104,7 @@ def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[tor
         starts[index] = span.start
         tables[index] = lease.blocks[: -(-stop // BLOCK)]
         # The fast lane leaves cached KV alone: others may be reading it, and it may be the fixed lane's.
-        keep = lease.cached if isinstance(span.task, DecodeTask) else 0
+        keep = 0 if span.task.in_fixed_lane else lease.cached
         slots += [
             TRASH_BLOCK * BLOCK if position < keep else lease.blocks[position // BLOCK] * BLOCK + position % BLOCK
             for position in range(span.start, stop)
@@ -132,12 +138,21 @@ def _score(logits: torch.Tensor, draws: Sequence[Draw], tasks: Sequence[Task]) -
     ids = choose(logits, draws)
     log_probabilities = logprobs(logits)
     chosen = log_probabilities.gather(1, ids[:, None])[:, 0].tolist()
-    best = torch.topk(logits, 2).values
-    margins = (best[:, 0] - best[:, 1]).tolist()
+    margins = _margins(logits).tolist() if any(_is_draft(task) for task in tasks) else [0.0] * len(tasks)
     tops = [(log_probabilities if task.top_as_logprobs else logits)[row] for row, task in enumerate(tasks)]
     return [
-        Scored(token, logprob, margin, top_scores(top, task.top)) if stands else None
+        Scored(token, logprob, margin if _is_draft(task) else 0.0, top_scores(top, task.top)) if stands else None
         for stands, token, logprob, margin, top, task in zip(
             finite.tolist(), ids.tolist(), chosen, margins, tops, tasks, strict=True
         )
     ]
+
+
+def _margins(logits: torch.Tensor) -> torch.Tensor:
+    """logits [N, vocab] -> the highest minus the second highest [N]."""
+    best = torch.topk(logits, 2).values
+    return best[:, 0] - best[:, 1]
+
+
+def _is_draft(task: Task) -> bool:
+    return isinstance(task, DecodeTask) and task.is_draft

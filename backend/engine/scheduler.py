@@ -1,29 +1,36 @@
 """Which rows run next: batching and progress of tasks, without tensors, clock or threads. Who may run is admission's.
 
+Every pass has a budget of rows: G x W in the fixed lane, `prefill_rows` of prompts in the fast lane, a row for each
+task that decodes. Longer prompts are cut into chunks.
+
 Rules:
-- Lanes take turns. While both have work, a fixed-lane pass follows a fast-lane pass and the other way round, so neither
-  kind of traffic starves.
+- Queues with work take turns, pass by pass: the fast lane, the fixed lane, and the tasks that want a batch of one. So
+  none of these kinds of traffic starves.
 - Where the fixed lane's arithmetic does not depend on the number of rows, its tasks that decode (one row each) share a
   pass, and the fast lane's decoding tasks ride along in it: one pass over the weights serves both.
 - In the fast lane, prefill and decoding take turns in the same way. A decode pass takes a row of every decoding task.
 - In the fixed lane, the decoding pass takes turns with the others, and within these, tasks in order of arrival: those
   with at most a window of rows left share a pass of up to G of them; longer ones (prompts) share a pass of G x W rows
   where the arithmetic allows it, else have W rows each.
+- A group of fewer than G windows waits for more while drafts are being decoded, for at most `group_wait` passes.
+- Tasks with a batch of one run one after the other, each to its end.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from backend.engine.admission import Admission
-from backend.engine.lane_costs import LaneCosts
+from backend.engine.lane_costs import Advice, LaneCosts
 from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
 from backend.protocol import VerifyShape
 
 Lane = Literal["fast", "fixed"]
+_Queue = Literal["fast", "fixed", "alone"]
+_TURNS: tuple[_Queue, ...] = ("fast", "fixed", "alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,49 +60,54 @@ class Outcome:
     broken: list[Task]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the scheduler keeps to: the fixed shape, rows of a prefill pass, tokens of a context, passes of a wait."""
+
+    shape: VerifyShape
+    max_context: int
+    prefill_rows: int
+    group_wait: int
+
+
 class Scheduler:
     """Owns every task between submission and its end."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        shape: VerifyShape,
-        shape_invariant: bool,
-        max_context: int,
-        prefill_rows: int,
-        costs: LaneCosts,
-    ):
-        self._admission = admission
-        self._shape = shape
+    def __init__(self, admission: Admission, limits: Limits, shape_invariant: bool, costs: LaneCosts):
+        self.admission = admission
+        self._shape = limits.shape
+        self._limits = limits
         self._shape_invariant = shape_invariant
         self._costs = costs
-        self._max_context = max_context
-        self._prefill_rows = prefill_rows
         self._prefilling: deque[DecodeTask] = deque()
         self._decoding: list[DecodeTask] = []  # Oldest first.
-        self._verifying: deque[VerifyTask] = deque()
-        self._last_lane: Lane = "fast"
+        self._fixed: deque[Task] = deque()
+        self._alone: deque[DecodeTask] = deque()
+        self._last_queue: _Queue = "alone"
         self._prefilled_last = False
         self._decoded_last = False
+        self._waited = 0  # Passes for which the windows have waited for more of them.
+        self.advice: Counter[Advice] = Counter()
+        """How often verify calls were told which way to go on, and why."""
 
     def __repr__(self) -> str:
         return (
             f"<Scheduler prefilling={len(self._prefilling)} decoding={len(self._decoding)}"
-            f" verifying={len(self._verifying)} {self._admission!r}>"
+            f" fixed={len(self._fixed)} alone={len(self._alone)} {self.admission!r}>"
         )
 
     def submit(self, task: Task) -> None:
         """Queue a task. Raises QueueFullError past the bound."""
-        self._admission.submit(task)
+        self.admission.submit(task)
 
     def end(self, task: Task) -> None:
         """Drop a task wherever it is and free what it holds."""
         self._drop(task)
-        self._admission.end(task)
+        self.admission.end(task)
 
     def admit(self) -> list[Task]:
         """Let in who can be let in; the caller prepares the blocks of each one's lease."""
-        changes = self._admission.admit()
+        changes = self.admission.admit()
         for stream in changes.preempted:
             self._drop(stream)
         for task in changes.admitted:
@@ -103,7 +115,10 @@ class Scheduler:
             # The row before the first choice runs again even where it is cached: its logits are needed.
             if isinstance(task, VerifyTask):
                 task.computed = min(task.lease.fixed, len(task.context) - 1)
-                self._verifying.append(task)
+                self._fixed.append(task)
+            elif task.in_fixed_lane:
+                task.computed = min(task.lease.fixed, len(task.tokens) - 1)
+                self._fixed.append(task)
             else:
                 task.computed = min(task.lease.cached, len(task.tokens) - 1)
                 self._file(task)
@@ -111,21 +126,11 @@ class Scheduler:
 
     def next_pass(self) -> Pass | None:
         """The rows to run now, or None where there is nothing to do."""
-        # Decoding tasks ride along in the fixed lane's decoding pass where there is one.
-        rides = self._shape_invariant and any(self._rows_left(task) == 1 for task in self._verifying)
-        has_fast = bool(self._prefilling or (self._decoding and not rides))
-        if self._verifying and (not has_fast or self._last_lane == "fast"):
-            self._last_lane = "fixed"
-            return self._fixed_pass()
-        if has_fast:
-            self._last_lane = "fast"
-            prefills = bool(self._prefilling) and (rides or not (self._decoding and self._prefilled_last))
-            self._prefilled_last = prefills
-            work = Pass("fast", self._prefill_spans()) if prefills else self._decode_pass("fast", [])
+        while (queue := self._next_queue()) is not None:
+            work = self._pass_of(queue)
+            # A pass is empty where every stream of it has lost its memory to calls, which then have their turn.
             if work.spans:
                 return work
-            # Every stream that decodes has lost its memory to calls: these come first.
-            return self._fixed_pass() if self._verifying else Pass("fast", self._prefill_spans())
         return None
 
     def apply(self, done: Pass, chosen: Sequence[Sequence[Scored | None]]) -> Outcome:
@@ -152,11 +157,10 @@ class Scheduler:
                 outcome.broken.append(task)
             elif task.done:
                 if isinstance(task, VerifyTask):
-                    self._costs.observe_verdict(len(task.draft), task.agreed)
-                    task.wants_draft = self._wants_draft()
+                    self._advise(task)
                 self.end(task)
                 outcome.ended.append(task)
-            elif isinstance(task, DecodeTask) and task not in self._decoding:
+            elif isinstance(task, DecodeTask) and task in self._prefilling:
                 self._prefilling.remove(task)
                 self._file(task)
         return outcome
@@ -166,20 +170,25 @@ class Scheduler:
         task.computed = 0
         self.end(task)
 
-    def _wants_draft(self) -> bool:
-        drafts = sum(task.is_draft for task in (*self._prefilling, *self._decoding))
-        verified = len(self._verifying) + drafts
-        return not self._shape_invariant or self._costs.prefer_drafts(self._admission.running, verified)
+    def _advise(self, task: VerifyTask) -> None:
+        self._costs.observe_verdict(len(task.draft), task.agreed)
+        running = self.admission.running
+        verified = sum(isinstance(other, VerifyTask) or other.is_draft for other in running)
+        advice = self._costs.advise(len(running), verified)
+        self.advice[advice] += 1
+        task.wants_draft = advice.drafts
 
     def _file(self, task: DecodeTask) -> None:
-        if len(task.tokens) - task.computed == 1:
+        if task.batching == "none":
+            self._alone.append(task)
+        elif len(task.tokens) - task.computed == 1:
             self._decoding.append(task)
         else:
             self._prefilling.append(task)
 
     def _drop(self, task: Task) -> None:
         """Take a task out of the lists of those that run, if it does."""
-        for tasks in (self._prefilling, self._decoding, self._verifying):
+        for tasks in (self._prefilling, self._decoding, self._fixed, self._alone):
             if task in tasks:
                 tasks.remove(task)  # type: ignore[arg-type]
 
@@ -188,7 +197,7 @@ class Scheduler:
         task.produced.append(token)
         if token.id in task.stop_ids:
             task.finish = "stop"
-        elif len(task.tokens) >= self._max_context:
+        elif len(task.tokens) >= self._limits.max_context:
             task.finish = "length"
 
     def _commit(self, task: VerifyTask, token: Scored) -> None:
@@ -204,23 +213,52 @@ class Scheduler:
             task.done = len(task.produced) > task.agreed + task.extend
         if token.id in task.stop_ids:
             task.finish = "stop"
-        elif position + 1 >= self._max_context:
+        elif position + 1 >= self._limits.max_context:
             task.finish = "length"
         if task.finish is not None:
             task.done = True
 
-    def _decode_pass(self, lane: Lane, spans: list[Span]) -> Pass:
-        """`spans`, and a row of every decoding task. Streams get the block their row needs, or are preempted for it."""
-        streams = [task for task in self._decoding if not task.is_draft]
-        changes = self._admission.make_room(streams)
+    def _next_queue(self) -> _Queue | None:
+        """Whose turn it is, of the queues that have something to run."""
+        # Decoding tasks ride along in the fixed lane's decoding pass where there is one.
+        has_fast = bool(self._prefilling or (self._decoding and not self._ones()))
+        has_fixed = bool(self._fixed)
+        if has_fast and has_fixed and self._awaits_windows():
+            self._waited += 1
+            has_fixed = False
+        ready = {"fast": has_fast, "fixed": has_fixed, "alone": bool(self._alone)}
+        at = _TURNS.index(self._last_queue) + 1
+        return next((queue for queue in (*_TURNS[at:], *_TURNS[:at]) if ready[queue]), None)
+
+    def _pass_of(self, queue: _Queue) -> Pass:
+        self._last_queue = queue
+        if queue == "fixed":
+            return self._fixed_pass()
+        if queue == "alone":
+            return Pass("fast", self._prefill_spans([self._alone[0]]))
+        prefills = bool(self._prefilling) and (bool(self._ones()) or not (self._decoding and self._prefilled_last))
+        self._prefilled_last = prefills
+        return Pass("fast", self._prefill_spans(self._prefilling)) if prefills else self._decode_pass("fast", [])
+
+    def _decode_pass(self, lane: Lane, ones: Sequence[Task]) -> Pass:
+        """A row of each of `ones`, which decode in the fixed lane, and of every task that decodes in the fast lane."""
+        fresh = self._make_room([*ones, *self._decoding])
+        # Whoever lost its memory to make room is no longer in a queue.
+        left = [task for task in ones if task.lease is not None]
+        spans = [*map(self._fixed_row, left), *(Span(task, task.computed, 1, 1) for task in self._decoding)]
+        return Pass(lane, spans, fresh)
+
+    def _make_room(self, tasks: Sequence[Task]) -> list[int]:
+        """Get the streams among them the block that their next row needs; some may be preempted for it."""
+        changes = self.admission.make_room([task for task in tasks if isinstance(task, DecodeTask)])
         for task in changes.preempted:
             self._drop(task)
-        return Pass(lane, [*spans, *(Span(task, task.computed, 1, 1) for task in self._decoding)], changes.fresh)
+        return changes.fresh
 
-    def _prefill_spans(self) -> list[Span]:
+    def _prefill_spans(self, tasks: Iterable[DecodeTask]) -> list[Span]:
         spans: list[Span] = []
-        budget = self._prefill_rows
-        for task in self._prefilling:
+        budget = self._limits.prefill_rows
+        for task in tasks:
             count = min(len(task.tokens) - task.computed, budget)
             if count == 0:
                 break
@@ -230,43 +268,70 @@ class Scheduler:
         return spans
 
     def _fixed_pass(self) -> Pass:
-        ones = [task for task in self._verifying if self._shape_invariant and self._rows_left(task) == 1]
-        others = [task for task in self._verifying if task not in ones]
+        ones = self._ones()
+        others = [task for task in self._fixed if task not in ones]
         self._decoded_last = bool(ones) and not (others and self._decoded_last)
         if self._decoded_last:
-            group = ones
-            work = self._decode_pass("fixed", [self._fixed_span(task, 1) for task in group])
+            group: Sequence[Task] = ones
+            work = self._decode_pass("fixed", ones)
         elif self._rows_left(others[0]) > self._shape.window:
             group, work = self._long_pass()
         else:
-            # Rows of one sequence beside windows would be padded to their width; they have a pass of their own.
-            short = [task for task in others if self._rows_left(task) <= self._shape.window]
-            group = short[: self._shape.groups]
-            work = Pass("fixed", [self._fixed_span(task, self._shape.window) for task in group])
+            group = self._windows()[: self._shape.groups]
+            fresh = self._make_room(group)
+            group = [task for task in group if task.lease is not None]
+            work = Pass("fixed", [self._fixed_span(task, self._shape.window) for task in group], fresh)
+            self._waited = 0
         for task in group:
-            self._verifying.remove(task)
-            self._verifying.append(task)
+            if task in self._fixed:
+                self._fixed.remove(task)
+                self._fixed.append(task)
         return work
 
-    def _long_pass(self) -> tuple[list[VerifyTask], Pass]:
+    def _long_pass(self) -> tuple[list[Task], Pass]:
         """A pass for tasks with more than a window left: one of them, or as many as fill G x W rows."""
         if not self._shape_invariant:
-            return [self._verifying[0]], Pass("fixed", [self._fixed_span(self._verifying[0], self._shape.window)])
+            return [self._fixed[0]], Pass("fixed", [self._fixed_span(self._fixed[0], self._shape.window)])
         budget = self._shape.groups * self._shape.window
-        group: list[VerifyTask] = []
+        group: list[Task] = []
         spans: list[Span] = []
-        for task in self._verifying:
+        for task in self._fixed:
             if budget > 0 and self._rows_left(task) > self._shape.window:
                 group.append(task)
                 spans.append(self._fixed_span(task, budget))
                 budget -= spans[-1].count
         return group, Pass("fixed", spans)
 
-    def _fixed_span(self, task: VerifyTask, limit: int) -> Span:
+    def _ones(self) -> list[Task]:
+        """Tasks of the fixed lane with one row left, where such rows make a pass of their own."""
+        return [task for task in self._fixed if self._shape_invariant and self._rows_left(task) == 1]
+
+    def _windows(self) -> list[Task]:
+        """Tasks of the fixed lane that fit a window."""
+        # Rows of one sequence beside windows would be padded to their width; they have a pass of their own.
+        least = 2 if self._shape_invariant else 1
+        return [task for task in self._fixed if least <= self._rows_left(task) <= self._shape.window]
+
+    def _awaits_windows(self) -> bool:
+        """Whether all that the fixed lane could run is a group of windows that may still grow."""
+        windows = self._windows()
+        return (
+            len(windows) == len(self._fixed) < self._shape.groups
+            and self._waited < self._limits.group_wait
+            and all(isinstance(task, VerifyTask) and task.draft for task in windows)  # Prompts do not wait.
+            and any(task.is_draft for task in (*self._prefilling, *self._decoding))
+        )
+
+    def _fixed_row(self, task: Task) -> Span:
+        return self._fixed_span(task, 1)
+
+    def _fixed_span(self, task: Task, limit: int) -> Span:
         count = min(self._rows_left(task), limit)
+        if isinstance(task, DecodeTask):
+            return Span(task, task.computed, count, int(task.computed + count == len(task.tokens)))
         first_choice = max(task.computed, len(task.context) - 1)
         return Span(task, task.computed, count, max(0, task.computed + count - first_choice))
 
     @staticmethod
-    def _rows_left(task: VerifyTask) -> int:
+    def _rows_left(task: Task) -> int:
         return len(task.tokens) - task.computed

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from backend.engine.prefix_cache import Lease
-from backend.protocol import Finish, Sampling, ScoredToken
+from backend.protocol import Batching, Finish, Sampling, ScoredToken
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A chosen token and its logprob; `margin` is the top-1 minus the top-2 logit, `top` what the task asked for."""
+    """A chosen token and its logprob; `top` is what the task asked for.
+
+    `margin` is the top-1 minus the top-2 logit, in drafts; elsewhere nobody asks for it and it is 0.
+    """
 
     id: int
     logprob: float
@@ -24,7 +27,7 @@ class Scored:
 
 @dataclass(slots=True, eq=False)
 class DecodeTask:
-    """Up to `count` fast-lane tokens after a context: a draft where `is_draft`, else a stream without a guarantee.
+    """Up to `count` tokens after a context: a draft where `is_draft`, else a stream. `batching` is a stream's alone.
 
     The last `generated` tokens of the context were generated.
     """
@@ -36,6 +39,7 @@ class DecodeTask:
     top: int
     is_draft: bool
     generated: int = 0
+    batching: Batching = "dynamic"
     tokens: list[int] = field(init=False)
     computed: int = 0
     produced: list[Scored] = field(default_factory=list)
@@ -44,6 +48,11 @@ class DecodeTask:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.context)
+
+    @property
+    def in_fixed_lane(self) -> bool:
+        """Which lane's KV it reads and writes."""
+        return self.batching == "invariant"
 
     @property
     def done(self) -> bool:
@@ -63,13 +72,13 @@ class DecodeTask:
     def valid(self) -> int:
         """How many leading tokens have KV. All of the context can be cached, yet its last row runs for its logits."""
         assert self.lease is not None
-        return max(self.computed, self.lease.cached)
+        return max(self.computed, self.lease.fixed if self.in_fixed_lane else self.lease.cached)
 
     @property
     def fixed(self) -> int:
-        """How many leading tokens have fixed-lane KV: what was leased, since the fast lane adds none."""
+        """How many leading tokens have fixed-lane KV. The fast lane adds none to what was leased."""
         assert self.lease is not None
-        return self.lease.fixed
+        return self.valid if self.in_fixed_lane else self.lease.fixed
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +105,7 @@ class VerifyTask:
     lease: Lease | None = None
     wants_draft: bool = True
     top_as_logprobs: bool = True
+    in_fixed_lane: bool = True
 
     def __post_init__(self) -> None:
         self.tokens = self.context + self.draft

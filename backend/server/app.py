@@ -24,6 +24,7 @@ from backend.protocol import (
     VerifyRequest,
     VerifyResponse,
 )
+from backend.server import metrics
 from backend.server.calls import run, stream
 from backend.server.errors import CallError
 from backend.server.http import answer_errors, check_call, check_ids, check_room, decode, json_response, unless_gone
@@ -85,6 +86,9 @@ def create_app(backend: Backend) -> FastAPI:
     async def tokenizer(request: Request) -> Response:
         return json_response(backend.tokenizer)
 
+    async def metrics_page(request: Request) -> Response:
+        return Response(metrics.render(backend.engine.stats()), media_type=metrics.MEDIA_TYPE)
+
     async def draft(request: Request) -> Response:
         engine = backend.engine
         call = await decode(request, DraftRequest)
@@ -136,6 +140,8 @@ def create_app(backend: Backend) -> FastAPI:
         engine = backend.engine
         call = await decode(request, StreamRequest)
         check_call(engine.info, call)
+        if call.batching == "invariant" and engine.refusal is not None:
+            raise CallError("role_refused", f"this backend is not invariant: {engine.refusal}", "batching")
         task = DecodeTask(
             context=call.context,
             count=min(call.max_tokens, engine.info.max_context - len(call.context)),
@@ -143,6 +149,7 @@ def create_app(backend: Backend) -> FastAPI:
             stop_ids=frozenset(call.stop_ids),
             top=call.top_logprobs,
             is_draft=False,
+            batching=call.batching,
         )
         # The first tokens decide between an error status and a stream.
         tokens = stream(engine, task)
@@ -151,6 +158,7 @@ def create_app(backend: Backend) -> FastAPI:
 
     for path, handler, method in (
         ("/healthz", health, "GET"),
+        ("/metrics", metrics_page, "GET"),
         ("/v1/info", info, "GET"),
         ("/v1/tokenizer", tokenizer, "GET"),
         ("/v1/draft", draft, "POST"),

@@ -206,8 +206,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         self.cache.check_integrity()
-        assert self.admission.running == self.cache.leased_calls
-        assert self.admission.running + self.admission.waiting == len(self.unfinished)
+        assert len(self.admission.running) == self.cache.leased_calls
+        assert len(self.admission.running) + self.admission.waiting == len(self.unfinished)
 
     def teardown(self) -> None:
         if hasattr(self, "admission"):

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from backend.engine.admission import QueueFullError
 from backend.engine.engine import EngineError
 from backend.engine.kv_pool import RESERVED_BLOCKS, ZERO_BLOCK, block_bytes
+from backend.engine.lane_costs import Advice
 from backend.engine.scheduler import Pass
 from backend.engine.tasks import DecodeTask, Scored, Task
-from backend.kernels.ops import CPU_FIXED
-from backend.protocol import Sampling
+from backend.kernels.ops import CPU_FAST, CPU_FIXED
+from backend.protocol import Batching, Sampling
 from backend.settings import Dtype
 from tests.backend.harness import TINY, Calls, Waiter, draft_task, running_engine, tiny_checkpoint, verify_task
 
@@ -335,6 +336,96 @@ def test_streams_under_memory_pressure_end_and_verified_calls_go_on() -> None:
         calls.engine._cache.check_integrity()
 
 
+def stream_task(prompt: list[int], count: int, batching: Batching, sampling: Sampling = SEEDED) -> DecodeTask:
+    return DecodeTask(prompt, count, sampling, frozenset(), top=0, is_draft=False, batching=batching)
+
+
+def answer(task: DecodeTask) -> list[tuple[int, float]]:
+    return [(token.id, token.logprob) for token in task.produced]
+
+
+@pytest.mark.parametrize("shape_invariant", [True, False])
+def test_invariant_streams_have_the_verified_bits(shape_invariant: bool) -> None:
+    """In company, on memory so short that they are preempted and resumed, and on prefixes that the fast lane left."""
+    prompts = [[*LONG[: 30 * i], i] for i in range(5)]
+    with running_engine(CHECKPOINT) as calls:
+        expected = [plain(calls, prompt, 90, SEEDED) for prompt in prompts]
+    fixed = replace(CPU_FIXED, shape_invariant=shape_invariant)
+    with running_engine(CHECKPOINT, kv_bytes=14 * BLOCK_BYTES, fixed=fixed) as calls:
+        calls.run(*(draft_task(prompt, 20, GREEDY) for prompt in prompts))
+        streams = [stream_task(prompts[i % 5], 90, "dynamic" if i % 4 == 3 else "invariant") for i in range(15)]
+        waiters = submitted(calls, *streams)
+        assert calls.decode(prompts[1], 30, SEEDED) == expected[1][:30]
+        for waiter in waiters:
+            waiter.wait()
+        for i, stream in enumerate(streams):
+            if stream.batching == "invariant":
+                assert answer(stream) == expected[i % 5], f"stream {i}"
+        assert calls.engine.stats().preemptions > 0, "memory was not short"
+        assert calls.engine._cache.leased_calls == 0
+        calls.engine._cache.check_integrity()
+
+
+def test_streams_with_a_batch_of_one_share_no_pass_and_no_kv() -> None:
+    with running_engine(CHECKPOINT) as calls:
+        alone = stream_task(LONG, 60, "none")
+        calls.run(alone)
+    with running_engine(CHECKPOINT, kv_bytes=24 * BLOCK_BYTES) as calls:
+        calls.run(*(draft_task(LONG[: 40 * i], 30, GREEDY) for i in range(1, 4)))
+        crowd = [stream_task([i, i], 120, "dynamic") for i in range(6)]
+        ones = [stream_task(LONG, 60, "none"), stream_task(LONG, 60, "none"), stream_task(LONG[:70], 40, "none")]
+        with watched(calls) as passes:
+            waiters = submitted(calls, *crowd, *ones)
+        for waiter in waiters:
+            waiter.wait()
+    assert answer(ones[0]) == answer(ones[1]) == answer(alone)
+    own = [index for index, work in enumerate(passes) if any(span.task in ones for span in work.spans)]
+    assert all(len(passes[index].spans) == 1 and passes[index].lane == "fast" for index in own)
+    assert max(after - before for before, after in pairwise(own)) <= 2, "each queue has its turn"
+    order = [passes[index].spans[0].task for index in own]
+    assert [task for i, task in enumerate(order) if i == 0 or order[i - 1] is not task] == ones, "one after the other"
+
+
+def test_lanes_that_coincide_need_no_verification() -> None:
+    claims_falsely = replace(CPU_FAST, shape_invariant=True)
+    for fast, drafts in ((CPU_FIXED, False), (claims_falsely, None)):
+        with running_engine(CHECKPOINT, "float32", fast=fast) as calls:
+            task = calls.verify(PROMPT, [], SEEDED)
+            advice = calls.engine.stats().advice
+            if drafts is None:
+                assert Advice(False, "lanes_coincide") not in advice
+            else:
+                assert not task.wants_draft and advice == {Advice(False, "lanes_coincide"): 1}
+                stream = stream_task(PROMPT, 40, "dynamic")
+                calls.run(stream, stream_task(LONG, 40, "dynamic"))
+                assert answer(stream) == plain(calls, PROMPT, 40, SEEDED)
+
+
+def test_stats_count_what_was_done(calls: Calls) -> None:
+    before = calls.engine.stats()
+    answer_ids = [token for token, _ in plain(calls, PROMPT, 8, GREEDY)]
+    wrong = [*answer_ids[:3], (answer_ids[3] + 1) % TINY.vocab_size, 0, 0]
+    calls.verify(PROMPT, wrong, GREEDY)
+    calls.verify(PROMPT, answer_ids[:5], GREEDY)
+    calls.run(stream_task(PROMPT, 11, "dynamic"), draft_task(PROMPT, 4, GREEDY))
+    after = calls.engine.stats()
+
+    def grown(name: str) -> int:
+        value: int = getattr(after, name) - getattr(before, name)
+        return value
+
+    assert (grown("windows"), grown("rollbacks"), grown("drafted"), grown("rolled_back")) == (2, 1, 11, 3)
+    assert {use: after.tokens[use] - before.tokens.get(use, 0) for use in after.tokens} == {
+        "verified": 8 + 4 + 6,
+        "stream": 11,
+        "draft": 4,
+    }
+    assert all(after.passes[lane] > before.passes.get(lane, 0) for lane in ("fast", "fixed"))
+    assert sum(after.advice.values()) - sum(before.advice.values()) == 8 + 2
+    assert (after.running, after.waiting) == (0, 0) and after.blocks == 24
+    assert after.blocks_available == after.blocks
+
+
 def test_a_context_whose_logits_are_not_finite_fails_alone() -> None:
     weights = dict(CHECKPOINT.weights)
     weights["embedding"] = weights["embedding"].clone()
@@ -370,7 +461,7 @@ def test_an_engine_that_breaks_down_says_so_and_answers_everybody() -> None:
 
 def test_calls_past_the_bound_are_refused() -> None:
     with running_engine(CHECKPOINT, kv_bytes=12 * BLOCK_BYTES) as calls:
-        calls.engine._scheduler._admission._max_waiting = 3
+        calls.engine._scheduler.admission._max_waiting = 3
         waiters = [Waiter() for _ in range(12)]
         for waiter in waiters:
             calls.engine.submit(draft_task(PROMPT, 300, GREEDY), waiter)

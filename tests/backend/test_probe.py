@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from backend.kernels.attention import Layout, attention_fixed
+from backend.kernels.elementwise import rms_norm, swiglu_fixed
 from backend.kernels.linear import PackedWeight, linear_fixed
 from backend.kernels.ops import CPU_FIXED, Ops
 from backend.settings import Dtype
@@ -29,22 +30,33 @@ def _by_place(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     return linear_fixed(x, weight) * (1 + torch.arange(len(x))[:, None] * 1e-7)
 
 
+def _norm_by_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return rms_norm(x, weight, eps) * (1 + len(x) % 2 * 1e-6)
+
+
+def _swiglu_by_rows(gate_up: torch.Tensor) -> torch.Tensor:
+    return swiglu_fixed(gate_up) * (1 + len(gate_up) % 2 * 1e-6)
+
+
 def _by_padding(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout) -> torch.Tensor:
     return attention_fixed(q, keys, values, layout) * (1 + layout.tables.shape[0] * 1e-6)
 
 
 @pytest.mark.parametrize(
-    ("broken", "invariant"),
+    ("broken", "invariant", "op"),
     [
-        (replace(CPU_FIXED, linear=_by_rows), "offset"),
-        (replace(CPU_FIXED, linear=_by_place), "offset"),
-        (replace(CPU_FIXED, attention=_by_padding), "company"),
+        (replace(CPU_FIXED, linear=_by_rows), "offset", "linear (call 2 of"),
+        (replace(CPU_FIXED, linear=_by_place), "offset", "linear (call 2 of"),
+        (replace(CPU_FIXED, rms_norm=_norm_by_rows), "offset", "rms_norm (call 1 of"),
+        (replace(CPU_FIXED, attention=_by_padding), "company", "attention (call 5 of"),
+        (replace(CPU_FIXED, swiglu=_swiglu_by_rows), "offset", "swiglu (call 9 of"),
+        (replace(CPU_FIXED, shape_invariant=False, linear=_by_place), "offset", "linear (call 2 of"),
     ],
 )
-def test_broken_arithmetic_is_refused_by_name(broken: Ops, invariant: str) -> None:
+def test_broken_arithmetic_is_refused_by_name(broken: Ops, invariant: str, op: str) -> None:
     with running_engine(CHECKPOINT, "float32", fixed=broken) as calls:
         assert calls.engine.info.roles == ["draft"]
-        assert calls.engine.refusal is not None and invariant in calls.engine.refusal
+        assert calls.engine.refusal is not None and invariant in calls.engine.refusal and op in calls.engine.refusal
 
 
 def test_the_fingerprint_names_what_the_bits_depend_on() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -205,3 +207,14 @@ def test_a_client_that_leaves_takes_its_work_along(
         assert time.monotonic() < deadline, "the call is still in the engine"
         time.sleep(0.01)
     engine._cache.check_integrity()
+
+
+def test_metrics_are_served_and_documented(client: httpx.Client) -> None:
+    client.post("/v1/verify", json={"context": PROMPT, "generated": 0, "draft": [1, 2]})
+    page = client.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    names = set(re.findall(r"^(verbatim_engine_\w+)", page.text, re.MULTILINE))
+    documented = set(re.findall(r"^\| `(verbatim_engine_\w+)`", Path("docs/metrics.md").read_text(), re.MULTILINE))
+    assert names == documented
+    assert 'verbatim_engine_advice_total{reason="cheaper",way=' in page.text
+    assert 'verbatim_engine_windows_total{outcome="rolled_back"}' in page.text
