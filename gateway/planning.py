@@ -17,7 +17,8 @@ from backend.protocol import Info
 from gateway.domain import ChatPrompt, Completion, Job, Message, Order, Prompt, TextPrompt, TokenPrompt, choice_seed
 from gateway.errors import ContextExceeded, RequestError, RoleRefused
 from gateway.text import ModelText
-from policies.policy import Decision, Mode, Policy, PolicyError, resolve
+from policies.document import ANONYMOUS
+from policies.policy import Decision, Mode, Policy, PolicyError, Serving, resolve
 
 INLINE_CHARS = 16_384
 """Prompts up to this long are tokenised on the event loop, in under about 10 ms; longer ones in a thread."""
@@ -58,7 +59,8 @@ class Planner:
 
     def _decide(self, order: Order) -> Decision:
         try:
-            decision = resolve(self._policy, order.facts, max_draft=self._info.verify.window - 1)
+            serving = Serving(self._info.verify.window - 1, verifier="verify" in self._info.roles)
+            decision = resolve(self._policy, ANONYMOUS, order.facts, serving)
         except PolicyError as error:
             raise RequestError(str(error), param=error.field) from error
         role = "verify" if decision.mode is Mode.VERIFIED else "draft"

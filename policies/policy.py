@@ -1,8 +1,9 @@
-"""Which guarantee a request gets: a pure function of a policy and of what the request says.
+"""Which guarantee a request gets, and within which bounds: a pure function of a policy and of what the request says.
 
-Owns the defaults (mode, seed, growth of the windows) and what a request may override. Knows nothing of HTTP bodies,
-tenants or backends beyond the few facts handed in. A policy is a value: reading one from a file only has to build
-another `Policy`.
+Owns the precedence of a policy's sections and what a request may override. Knows nothing of HTTP bodies, files or
+backends beyond the few facts handed in.
+
+Each setting is looked up for itself: the first section in the order of `PRECEDENCE` that makes it decides it.
 
 The body and the header are equals. Neither wins: a request whose two voices differ is refused, because whichever were
 obeyed, somebody would hold an answer with a guarantee other than the one they asked for.
@@ -10,70 +11,120 @@ obeyed, somebody would hold an answer with a guarantee other than the one they a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import TypeVar, cast
+
+from policies import settings
+from policies.decision import (
+    Decision,
+    Limits,
+    NoSuchModel,
+    NotAllowed,
+    PolicyError,
+    Quota,
+    Rate,
+    RequestFacts,
+    Serving,
+)
+from policies.document import DEFAULT_POLICY, Policy, Rule, Tenant
+from policies.kinds import matches
+from policies.settings import Key, Mode, WithoutVerifier
+
+__all__ = [
+    "BODY_FIELD",
+    "DEFAULT_POLICY",
+    "HEADER",
+    "PRECEDENCE",
+    "Chosen",
+    "Decision",
+    "Mode",
+    "Policy",
+    "PolicyError",
+    "RequestFacts",
+    "Serving",
+    "resolve",
+    "window_schedule",
+]
 
 BODY_FIELD = "is_deterministic"
 HEADER = "X-Verbatim-Determinism"
+REQUEST = "request"
+DRAWN = "drawn"
+"""Stand for a rule's name where the request itself decided, and where chance will."""
 
-
-class Mode(StrEnum):
-    """The guarantee of one response. `off` promises nothing; `verified` is bitwise reproducible."""
-
-    OFF = "off"
-    VERIFIED = "verified"
-
-
-class PolicyError(ValueError):
-    """A request asks for what no policy can give; `field` names the body field or header at fault."""
-
-    def __init__(self, message: str, field: str) -> None:
-        super().__init__(message)
-        self.field = field
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What holds for a request that asks for nothing, and how windows grow. `default_seed` is for mode verified."""
+class Layer:
+    """One step of the precedence: its place in the file, whom it speaks of, and how a request finds it."""
 
-    default_mode: Mode = Mode.OFF
-    default_seed: int = 42
-    first_window: int = 8
-
-
-DEFAULT_POLICY = Policy()
+    name: str
+    whom: str
+    find: Callable[[Policy, Tenant, RequestFacts], Rule | None]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
-    """What one request says about determinism; None where it says nothing. `header` is the header's raw value."""
-
-    is_deterministic: bool | None = None
-    header: str | None = None
-    seed: int | None = None
+def _model_rule(policy: Policy, tenant: Tenant, request: RequestFacts) -> Rule | None:
+    found = [pattern for pattern in policy.models if matches(pattern, request.model)]
+    # Patterns that match the same name are each other's beginnings: the longest is the narrowest, the bare name wins.
+    return policy.models[max(found, key=lambda name: (not name.endswith("*"), len(name)))] if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What one request gets.
-
-    `seed` None asks for one to be drawn: who asks for nothing expects another answer each time. `windows` are lengths
-    in order, of drafts or of what the verifier decodes by itself; the last one repeats. They never change the result.
-    """
-
-    mode: Mode
-    seed: int | None
-    windows: tuple[int, ...]
+PRECEDENCE = (
+    Layer("tenants.<name>", "requests of one tenant", lambda policy, tenant, request: tenant.rule),
+    Layer("routes.<path>", "requests to one path", lambda policy, tenant, request: policy.routes.get(request.route)),
+    Layer("models.<name>", "requests for one model, or for all whose names begin alike (`name*`)", _model_rule),
+    Layer("defaults", "all requests", lambda policy, tenant, request: policy.defaults),
+)
+"""Who decides a setting: the first of these that makes it. What none of them makes is as built in."""
 
 
-def resolve(policy: Policy, facts: RequestFacts, max_draft: int) -> Decision:
-    """Decide for one request. `max_draft` is the longest draft the verifier takes in one pass, 0 for none."""
-    mode = _mode(policy, facts)
-    default_seed = policy.default_seed if mode is Mode.VERIFIED else None
+class Chosen:
+    """The settings that hold for one request, each with the rule that made it."""
+
+    def __init__(self, policy: Policy, tenant: Tenant, request: RequestFacts) -> None:
+        found = (layer.find(policy, tenant, request) for layer in PRECEDENCE)
+        self._rules = [rule for rule in found if rule is not None]
+
+    def __repr__(self) -> str:
+        return f"<Chosen from {[rule.name for rule in self._rules]}>"
+
+    def __getitem__(self, key: Key[T]) -> T:
+        for rule in self._rules:
+            if key.path in rule.values:
+                return cast(T, rule.values[key.path])
+        return key.built_in
+
+    def scope(self, key: Key[T]) -> str:
+        """The name of the rule that made a setting."""
+        return next((rule.name for rule in self._rules if key.path in rule.values), "built-in")
+
+    def rule(self, key: Key[T]) -> str:
+        """The full path of a setting in the file, or that it is built in."""
+        return f"{self.scope(key)}.{key.path}"
+
+
+def resolve(policy: Policy, tenant: str, request: RequestFacts, serving: Serving) -> Decision:
+    """Decide for one request of one tenant; raises `PolicyError`, and nothing else, for what it may not have."""
+    if tenant not in policy.tenants:
+        raise NotAllowed("the tenant is not in the policy", "authorization")
+    chosen = Chosen(policy, policy.tenants[tenant], request)
+    if not any(matches(pattern, request.model) for pattern in chosen[settings.ALLOWED_MODELS]):
+        raise NoSuchModel(f"the model {request.model!r} does not exist", "model")
+    mode, rule = _mode(chosen, request)
+    seed, seed_rule = _seed(chosen, request, mode)
+    wants_verifier = mode is Mode.VERIFIED and not serving.verifier
+    degraded = wants_verifier and chosen[settings.NO_VERIFIER] is WithoutVerifier.DEGRADE
     return Decision(
-        mode=mode,
-        seed=default_seed if facts.seed is None else facts.seed,
-        windows=window_schedule(policy.first_window, max_draft),
+        mode=Mode.OFF if degraded else mode,
+        rule=chosen.rule(settings.NO_VERIFIER) if degraded else rule,
+        degraded=degraded,
+        seed=seed,
+        seed_rule=seed_rule,
+        windows=_windows(chosen, serving.max_draft),
+        sampling=_sampling(chosen, request),
+        limits=_limits(chosen),
     )
 
 
@@ -89,18 +140,70 @@ def window_schedule(first: int, max_draft: int) -> tuple[int, ...]:
     return (*windows, max_draft)
 
 
-def _mode(policy: Policy, facts: RequestFacts) -> Mode:
-    asked_by_header = None if facts.header is None else _parse_header(facts.header)
-    if facts.is_deterministic is None:
-        return asked_by_header or policy.default_mode
-    asked_by_body = Mode.VERIFIED if facts.is_deterministic else Mode.OFF
-    if asked_by_header is not None and asked_by_header is not asked_by_body:
-        raise PolicyError(f"the body asks for mode {asked_by_body} but {HEADER} says {asked_by_header}", BODY_FIELD)
-    return asked_by_body
+def _mode(chosen: Chosen, request: RequestFacts) -> tuple[Mode, str]:
+    mode, asked = chosen[settings.MODE], _asked_mode(request)
+    if asked is None or asked is mode:
+        return mode, chosen.rule(settings.MODE)
+    allowed = chosen[settings.ALLOW]
+    if asked not in allowed:
+        field = BODY_FIELD if request.header is None else HEADER
+        words = ", ".join(dict.fromkeys((mode, *allowed)))
+        raise NotAllowed(f"mode {asked} may not be asked for here; allowed are: {words}", field)
+    return asked, chosen.rule(settings.ALLOW)
+
+
+def _asked_mode(request: RequestFacts) -> Mode | None:
+    by_header = None if request.header is None else _parse_header(request.header)
+    if request.is_deterministic is None:
+        return by_header
+    by_body = Mode.VERIFIED if request.is_deterministic else Mode.OFF
+    if by_header is not None and by_header is not by_body:
+        raise PolicyError(f"the body asks for mode {by_body} but {HEADER} says {by_header}", BODY_FIELD)
+    return by_body
 
 
 def _parse_header(value: str) -> Mode:
     try:
         return Mode(value.strip().lower())
     except ValueError:
-        raise PolicyError(f"{HEADER} must be 'verified' or 'off'", HEADER) from None
+        raise PolicyError(f"{HEADER} must be one of {', '.join(Mode)}", HEADER) from None
+
+
+def _seed(chosen: Chosen, request: RequestFacts, mode: Mode) -> tuple[int | None, str]:
+    if request.seed is not None and chosen[settings.CLIENT_SEED]:
+        return request.seed, REQUEST
+    # Whoever asks for no guarantee expects another answer each time, so only the other modes have a default.
+    return (None, DRAWN) if mode is Mode.OFF else (chosen[settings.SEED], chosen.rule(settings.SEED))
+
+
+def _windows(chosen: Chosen, max_draft: int) -> tuple[int, ...]:
+    largest = chosen[settings.LARGEST_WINDOW]
+    return window_schedule(chosen[settings.FIRST_WINDOW], max_draft if largest is None else min(max_draft, largest))
+
+
+def _sampling(chosen: Chosen, request: RequestFacts) -> dict[str, float]:
+    open_parameters = {}
+    for name, keys in settings.SAMPLING.items():
+        least, most = chosen[keys.least], chosen[keys.most]
+        given = request.sampling.get(name)
+        if given is None:
+            open_parameters[name] = max(least, min(most, chosen[keys.default]))
+        elif not least <= given <= most:
+            raise NotAllowed(f"{name} must be between {least:g} and {most:g} here", name)
+    return open_parameters
+
+
+def _limits(chosen: Chosen) -> Limits:
+    def rate(key: Key[int | None]) -> Rate | None:
+        limit = chosen[key]
+        return None if limit is None else Rate(limit, chosen[settings.BURST_S], chosen.scope(key))
+
+    concurrency = chosen[settings.CONCURRENCY]
+    return Limits(
+        requests=rate(settings.REQUESTS_PER_MINUTE),
+        tokens=rate(settings.TOKENS_PER_MINUTE),
+        concurrency=None if concurrency is None else Quota(concurrency, chosen.scope(settings.CONCURRENCY)),
+        queue_share=chosen[settings.QUEUE_SHARE],
+        max_tokens=chosen[settings.MAX_TOKENS],
+        prompt_tokens=chosen[settings.PROMPT_TOKENS],
+    )

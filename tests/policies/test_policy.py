@@ -1,19 +1,45 @@
+"""`resolve`: the cases by hand, then its laws under hypothesis."""
+
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import settings
+from policies.decision import NoSuchModel, NotAllowed, Quota, Rate
+from policies.document import ANONYMOUS, Policy, Rule, Tenant
 from policies.policy import (
     BODY_FIELD,
     DEFAULT_POLICY,
     HEADER,
+    PRECEDENCE,
+    Chosen,
     Decision,
     Mode,
-    Policy,
     PolicyError,
     RequestFacts,
+    Serving,
     resolve,
     window_schedule,
 )
+
+SERVING = Serving(15)
+CHAT = "/v1/chat/completions"
+
+
+def decide(
+    facts: RequestFacts,
+    values: dict[str, object] | None = None,
+    policy: Policy = DEFAULT_POLICY,
+    tenant: str = ANONYMOUS,
+) -> Decision:
+    """What a request gets under the default policy with other defaults."""
+    if values is not None:
+        policy = replace(policy, defaults=Rule("defaults", values))
+    return resolve(policy, tenant, facts, SERVING)
 
 
 @pytest.mark.parametrize(
@@ -27,44 +53,77 @@ from policies.policy import (
         (None, "off", Mode.OFF),
         (True, "verified", Mode.VERIFIED),
         (False, "off", Mode.OFF),
+        (None, "batch_invariant", Mode.BATCH_INVARIANT),
+        (None, "batch_of_one", Mode.BATCH_OF_ONE),
     ],
 )
 def test_mode(body: bool | None, header: str | None, mode: Mode) -> None:
-    assert resolve(DEFAULT_POLICY, RequestFacts(body, header), 15).mode is mode
+    assert decide(RequestFacts(body, header)).mode is mode
 
 
-@pytest.mark.parametrize(("body", "header"), [(True, "off"), (False, "verified")])
+@pytest.mark.parametrize(("body", "header"), [(True, "off"), (False, "verified"), (True, "batch_invariant")])
 def test_contradiction_is_refused(body: bool, header: str) -> None:
     with pytest.raises(PolicyError) as caught:
-        resolve(DEFAULT_POLICY, RequestFacts(body, header), 15)
+        decide(RequestFacts(body, header))
     assert caught.value.field == BODY_FIELD
 
 
 @pytest.mark.parametrize("header", ["", "yes", "true", "verified,off", "calibrated"])
 def test_unknown_mode_names_the_header(header: str) -> None:
-    with pytest.raises(PolicyError) as caught:
-        resolve(DEFAULT_POLICY, RequestFacts(None, header), 15)
+    with pytest.raises(PolicyError, match="must be one of off, verified, batch_invariant, batch_of_one") as caught:
+        decide(RequestFacts(None, header))
     assert caught.value.field == HEADER
+
+
+def test_a_mode_that_may_not_be_asked_for_is_refused_and_the_one_that_holds_may_be() -> None:
+    values: dict[str, object] = {"determinism.mode": Mode.VERIFIED, "determinism.allow": (Mode.VERIFIED,)}
+    assert decide(RequestFacts(), values).mode is Mode.VERIFIED
+    assert decide(RequestFacts(True), values).rule == "defaults.determinism.mode"
+    with pytest.raises(NotAllowed, match=r"allowed are: verified$") as caught:
+        decide(RequestFacts(False), values)
+    assert caught.value.field == BODY_FIELD
+    with pytest.raises(NotAllowed) as caught:
+        decide(RequestFacts(header="batch_of_one"), values)
+    assert caught.value.field == HEADER
+    # What holds without being asked for need not be in the list.
+    assert decide(RequestFacts(header="off"), {"determinism.allow": (Mode.VERIFIED,)}).mode is Mode.OFF
+
+
+def test_the_rule_that_gave_or_allowed_the_mode_is_named() -> None:
+    assert decide(RequestFacts()).rule == "built-in.determinism.mode"
+    assert decide(RequestFacts(True)).rule == "defaults.determinism.allow"
 
 
 @pytest.mark.parametrize("asked", [True, False, None])
 @pytest.mark.parametrize("seed", [0, -7, 42])
 def test_a_seed_that_is_given_is_taken(asked: bool | None, seed: int) -> None:
-    assert resolve(DEFAULT_POLICY, RequestFacts(asked, seed=seed), 15).seed == seed
+    decision = decide(RequestFacts(asked, seed=seed))
+    assert (decision.seed, decision.seed_rule) == (seed, "request")
 
 
 def test_a_seed_that_is_not_given_is_drawn_unless_the_answer_is_to_repeat() -> None:
-    assert resolve(DEFAULT_POLICY, RequestFacts(), 15).seed is None
-    assert resolve(DEFAULT_POLICY, RequestFacts(False), 15).seed is None
-    assert resolve(DEFAULT_POLICY, RequestFacts(True), 15).seed == 42
-    assert resolve(DEFAULT_POLICY, RequestFacts(header="verified"), 15).seed == 42
-    assert resolve(Policy(Mode.VERIFIED), RequestFacts(False), 15).seed is None
+    assert decide(RequestFacts()).seed is None
+    assert decide(RequestFacts(False)).seed is None
+    assert decide(RequestFacts(True)).seed == 42
+    assert decide(RequestFacts(header="verified")).seed == 42
+    assert decide(RequestFacts(header="batch_invariant")).seed == 42
+    assert (
+        decide(RequestFacts(False), {"determinism.mode": Mode.VERIFIED, "determinism.allow": (Mode.OFF,)}).seed is None
+    )
 
 
-def test_policy_is_a_value() -> None:
-    policy = Policy(Mode.VERIFIED, default_seed=7, first_window=4)
-    assert resolve(policy, RequestFacts(), 31) == Decision(Mode.VERIFIED, 7, (4, 8, 16, 31))
-    assert resolve(policy, RequestFacts(is_deterministic=False), 31).mode is Mode.OFF
+def test_a_policy_may_set_the_seed_and_ignore_the_requests() -> None:
+    values: dict[str, object] = {"determinism.allow": (Mode.VERIFIED,), "seed.default": 7, "seed.from_client": False}
+    decision = decide(RequestFacts(True, seed=1), values)
+    assert (decision.seed, decision.seed_rule) == (7, "defaults.seed.default")
+    assert decide(RequestFacts(seed=1), values).seed is None
+
+
+def test_windows_follow_the_policy_within_what_the_verifier_takes() -> None:
+    assert decide(RequestFacts(), {"windows.first": 4}).windows == (4, 8, 15)
+    assert decide(RequestFacts(), {"windows.first": 4, "windows.largest": 10}).windows == (4, 8, 10)
+    assert decide(RequestFacts(), {"windows.largest": 64}).windows == (8, 15)
+    assert decide(RequestFacts(), {"windows.largest": None}).windows == (8, 15)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +132,172 @@ def test_policy_is_a_value() -> None:
 )
 def test_windows_double_up_to_what_the_verifier_takes(max_draft: int, windows: tuple[int, ...]) -> None:
     assert window_schedule(8, max_draft) == windows
+
+
+def test_without_a_verifier_a_verified_request_keeps_its_mode_or_is_degraded_and_says_so() -> None:
+    down = Serving(15, verifier=False)
+    kept = resolve(DEFAULT_POLICY, ANONYMOUS, RequestFacts(True), down)
+    assert (kept.mode, kept.degraded) == (Mode.VERIFIED, False)  # the gateway refuses it
+    values: dict[str, object] = {
+        "determinism.allow": (Mode.VERIFIED,),
+        "determinism.no_verifier": settings.WithoutVerifier.DEGRADE,
+    }
+    policy = replace(DEFAULT_POLICY, defaults=Rule("defaults", values))
+    degraded = resolve(policy, ANONYMOUS, RequestFacts(True), down)
+    assert (degraded.mode, degraded.degraded, degraded.seed) == (Mode.OFF, True, 42)
+    assert degraded.rule == "defaults.determinism.no_verifier"
+    assert not resolve(policy, ANONYMOUS, RequestFacts(False), down).degraded
+    assert not resolve(policy, ANONYMOUS, RequestFacts(True), SERVING).degraded
+
+
+def test_sampling_that_the_request_leaves_open_is_the_policys() -> None:
+    built_in = {name: keys.default.built_in for name, keys in settings.SAMPLING.items()}
+    assert decide(RequestFacts()).sampling == built_in
+    assert decide(RequestFacts(sampling={"top_p": 0.5})).sampling == {k: v for k, v in built_in.items() if k != "top_p"}
+    assert decide(RequestFacts(), {"sampling.temperature.default": 0.2}).sampling["temperature"] == 0.2
+    # A default that the bounds of another section leave outside is moved, a request's value never.
+    assert decide(RequestFacts(), {"sampling.temperature.max": 0.5}).sampling["temperature"] == 0.5
+    assert decide(RequestFacts(), {"sampling.presence_penalty.min": 1.0}).sampling["presence_penalty"] == 1.0
+
+
+@pytest.mark.parametrize("given", [0.1, 0.6, float("nan")])
+def test_sampling_out_of_bounds_is_refused_by_name(given: float) -> None:
+    values: dict[str, object] = {"sampling.temperature.min": 0.2, "sampling.temperature.max": 0.5}
+    assert "temperature" not in decide(RequestFacts(sampling={"temperature": 0.5}), values).sampling
+    with pytest.raises(NotAllowed, match=r"temperature must be between 0.2 and 0.5 here") as caught:
+        decide(RequestFacts(sampling={"temperature": given}), values)
+    assert caught.value.field == "temperature"
+
+
+def test_a_model_that_is_not_allowed_does_not_exist() -> None:
+    values: dict[str, object] = {"allowed_models": ("smol*", "exact")}
+    for model in ("smol", "smollm2", "exact"):
+        decide(RequestFacts(model=model), values)
+    for model in ("", "exacter", "Smol", "asmol"):
+        with pytest.raises(NoSuchModel) as caught:
+            decide(RequestFacts(model=model), values)
+        assert caught.value.field == "model"
+
+
+def test_limits_are_counted_for_what_the_rule_covers_that_sets_them() -> None:
+    policy = replace(
+        DEFAULT_POLICY,
+        defaults=Rule("defaults", {"limits.requests_per_minute": 60, "limits.tokens_per_minute": 1000}),
+        models={"big*": Rule('models."big*"', {"limits.tokens_per_minute": 10, "limits.concurrency": 2})},
+    )
+    limits = resolve(policy, ANONYMOUS, RequestFacts(model="big-1"), SERVING).limits
+    assert limits.requests == Rate(60, 1.0, "defaults")
+    assert limits.tokens == Rate(10, 1.0, 'models."big*"')
+    assert limits.concurrency == Quota(2, 'models."big*"')
+    limits = resolve(policy, ANONYMOUS, RequestFacts(model="small"), SERVING).limits
+    assert limits.tokens == Rate(1000, 1.0, "defaults")
+    assert limits.concurrency is None
+
+
+def test_the_narrowest_model_rule_holds() -> None:
+    names = ("*", "smol*", "smollm2*", "smollm2")
+    policy = replace(DEFAULT_POLICY, models={name: Rule(name, {"seed.default": i}) for i, name in enumerate(names)})
+    seeds = [
+        resolve(policy, ANONYMOUS, RequestFacts(header="verified", model=model), SERVING).seed
+        for model in ("other", "smolvlm", "smollm2-135m", "smollm2")
+        if policy.defaults
+    ]
+    assert seeds == [0, 1, 2, 3]
+
+
+def test_a_tenant_that_is_not_in_the_policy_gets_nothing() -> None:
+    with pytest.raises(NotAllowed):
+        decide(RequestFacts(), tenant="stranger")
+
+
+# --- laws ------------------------------------------------------------------------------------------------------------
+
+TENANTS, MODELS, ROUTES = ("acme", "other"), ("m", "m1", "m*", "*"), (CHAT, "/v1/other")
+
+_number = st.floats(0.0, 2.0)
+_limited = st.none() | st.integers(1, 10**9)
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "determinism.mode": st.sampled_from(Mode),
+        "determinism.allow": st.lists(st.sampled_from(Mode), min_size=1, unique=True).map(tuple),
+        "determinism.no_verifier": st.sampled_from(settings.WithoutVerifier),
+        "seed.default": st.integers(settings.MIN_SEED, settings.MAX_SEED),
+        "seed.from_client": st.booleans(),
+        "windows.first": st.integers(1, 4096),
+        "windows.largest": _limited,
+        "allowed_models": st.lists(st.sampled_from(MODELS)).map(tuple),
+        "limits.requests_per_minute": _limited,
+        "limits.max_tokens": _limited,
+        "limits.concurrency": _limited,
+        **{key.path: _number for keys in settings.SAMPLING.values() for key in (keys.default, keys.least, keys.most)},
+    },
+)
+
+
+def rules(prefix: str, names: tuple[str, ...]) -> st.SearchStrategy[dict[str, Rule]]:
+    return st.dictionaries(st.sampled_from(names), VALUES).map(
+        lambda found: {name: Rule(f"{prefix}.{name}", values) for name, values in found.items()}
+    )
+
+
+POLICIES = st.builds(
+    lambda tenants, defaults, models, routes: Policy(
+        {name: Tenant(name, rule) for name, rule in tenants.items()}, Rule("defaults", defaults), models, routes
+    ),
+    rules("tenants", TENANTS),
+    VALUES,
+    rules("models", MODELS),
+    rules("routes", ROUTES),
+)
+FACTS = st.builds(
+    RequestFacts,
+    is_deterministic=st.none() | st.booleans(),
+    header=st.none() | st.sampled_from([*Mode, " OFF ", "nonsense", ""]),
+    seed=st.none() | st.integers(settings.MIN_SEED, settings.MAX_SEED),
+    sampling=st.dictionaries(st.sampled_from(list(settings.SAMPLING)), st.floats()),
+    model=st.sampled_from(["m", "m1", "m12", "x", ""]),
+    route=st.sampled_from([*ROUTES, ""]),
+)
+SERVINGS = st.builds(Serving, st.integers(0, 100), st.booleans())
+
+
+def outcome(policy: Policy, tenant: str, facts: RequestFacts, serving: Serving) -> Decision | tuple[type, str, str]:
+    try:
+        return resolve(policy, tenant, facts, serving)
+    except PolicyError as error:
+        return type(error), str(error), error.field
+
+
+@given(POLICIES, st.sampled_from([*TENANTS, "stranger"]), FACTS, SERVINGS)
+def test_resolve_is_total_and_deterministic(policy: Policy, tenant: str, facts: RequestFacts, serving: Serving) -> None:
+    first = outcome(policy, tenant, facts, serving)
+    assert outcome(policy, tenant, facts, serving) == first
+    if not isinstance(first, Decision):
+        assert first[2] in {BODY_FIELD, HEADER, "model", "authorization", *settings.SAMPLING}
+        return
+    assert first.windows and all(0 <= window <= serving.max_draft for window in first.windows)
+    assert set(first.sampling).isdisjoint(facts.sampling)
+    assert set(first.sampling) | set(facts.sampling) == set(settings.SAMPLING)
+    assert first.degraded <= (first.mode is Mode.OFF and not serving.verifier)
+    assert (first.seed is None) == (first.seed_rule == "drawn")
+    chosen = Chosen(policy, policy.tenants[tenant], facts)
+    assert first.mode in {Mode.OFF, chosen[settings.MODE], *chosen[settings.ALLOW]}
+
+
+@given(st.sampled_from(settings.KEYS), st.sets(st.integers(0, 3)))
+def test_the_first_section_in_the_order_of_precedence_decides(key: settings.Key[object], saying: set[int]) -> None:
+    """Whatever the setting, and whichever of the sections make it."""
+    made = [{key.path: f"by {index}"} if index in saying else {} for index in range(4)]
+    tenant = Tenant("acme", Rule("tenants.acme", made[0]))
+    policy = Policy(
+        {"acme": tenant},
+        routes={CHAT: Rule("routes", made[1])},
+        models={"m*": Rule("models", made[2])},
+        defaults=Rule("defaults", made[3]),
+    )
+    assert [layer.name.partition(".")[0] for layer in PRECEDENCE] == ["tenants", "routes", "models", "defaults"]
+    chosen = Chosen(policy, tenant, RequestFacts(model="m1", route=CHAT))
+    assert chosen[key] == (f"by {min(saying)}" if saying else key.built_in)
+    names = ["tenants.acme", "routes", "models", "defaults"]
+    assert chosen.scope(key) == (names[min(saying)] if saying else "built-in")
