@@ -143,6 +143,13 @@ def engine(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "backend.server", *arguments])
 
 
+@backend.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def sglang(arguments: tuple[str, ...]) -> None:
+    """A stock SGLang server; besides --model-path and --verify-..., all flags are SGLang's own."""
+    os.execv(sys.executable, [sys.executable, "-m", "backend.sglang.serve", *arguments])
+
+
 def _names(options: list[Option]) -> list[str]:
     probe = click.Command(None)
     for option in options:

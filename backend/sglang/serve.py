@@ -1,0 +1,69 @@
+"""`python -m backend.sglang.serve --model-path MODEL [any flag of SGLang]`: SGLang with the window protocol.
+
+Adds to the user's flags and environment what the adapter needs, then becomes the server (server.py). A new program,
+because SGLang reads its environment while it is imported. A flag of the user's that contradicts the adapter is refused
+by the server (fences.py); all others are SGLang's business.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from backend.protocol import VerifyShape
+from backend.sglang.settings import AdapterSettings
+from backend.sglang.version_gate import UnsupportedVersionError, check_version
+
+NEEDED_FLAGS = ("--disable-overlap-schedule", "--cuda-graph-backend-prefill=disabled")
+CPU_FLAGS = ("--dtype", "float32", "--sampling-backend", "pytorch", "--sleep-on-idle")
+"""Defaults, which flags of the user's override."""
+CPU_ENVIRONMENT = {
+    "SGLANG_PLATFORM": "verbatim_cpu",
+    "SGLANG_CPU_OMP_THREADS_BIND": "0",
+    "TORCHDYNAMO_DISABLE": "1",  # Compiled helpers have other bits than eager ones, and need a C++ compiler.
+    "OMP_NUM_THREADS": "1",  # With more, the rows of a product fall into classes.
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--model-path", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--verify-groups", default=8, show_default=True, type=click.IntRange(1))
+@click.option("--verify-window", default=32, show_default=True, type=click.IntRange(4))
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def main(model_path: Path, verify_groups: int, verify_window: int, flags: tuple[str, ...]) -> None:
+    """Start SGLang with the window protocol beside its own endpoints. All other FLAGS are SGLang's."""
+    try:
+        check_version()
+    except UnsupportedVersionError as error:
+        raise click.ClickException(str(error)) from error
+    settings = AdapterSettings(VerifyShape(groups=verify_groups, window=verify_window))
+    argv = [sys.executable, "-m", "backend.sglang.server", "--model-path", str(model_path), *arguments(flags)]
+    os.execve(sys.executable, argv, environment(flags, os.environ) | settings.to_environment())
+
+
+def arguments(flags: Sequence[str]) -> list[str]:
+    """The user's flags behind those that the adapter needs."""
+    return [*NEEDED_FLAGS, *(CPU_FLAGS if _device(flags) == "cpu" else ()), *flags]
+
+
+def environment(flags: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """The given environment with what SGLang needs on the device that `flags` name; what is given wins."""
+    return {**(CPU_ENVIRONMENT if _device(flags) == "cpu" else {}), **given}
+
+
+def _device(flags: Sequence[str]) -> str | None:
+    for index, flag in enumerate(flags):
+        name, _, value = flag.partition("=")
+        if name == "--device":
+            return value or (flags[index + 1] if index + 1 < len(flags) else None)
+    return None
+
+
+if __name__ == "__main__":
+    main(prog_name="verbatim backend sglang")
