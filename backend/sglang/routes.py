@@ -56,6 +56,8 @@ def add_routes(app: FastAPI, service: Service) -> None:
         limits = service.info
         call = await decode(request, StreamRequest)
         check_call(limits, call)
+        if call.batching != "dynamic":
+            raise CallError("invalid_request", f"batching {call.batching!r}: SGLang batches dynamically", "batching")
         # The first tokens decide between an error status and a stream.
         tokens = service.stream(call)
         first = await unless_gone(request, anext(tokens))
