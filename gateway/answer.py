@@ -86,9 +86,9 @@ class Answer(Response):
         await _send(send, _count_comment(completion, chunks.counts) + sse.DONE, more=False)
 
     def _frame(self, run: Run) -> tuple[Envelope, Shape]:
-        completion = run.completion
-        shape = self._ask.view.shape(len(completion.jobs), run.token_bytes)
-        digest = completion_id(completion, shape.key) if completion.mode is Mode.VERIFIED else uuid.uuid4().hex
+        completion, view = run.completion, self._ask.view
+        digest = completion_id(completion, view.key) if completion.mode is Mode.VERIFIED else uuid.uuid4().hex
+        shape = view.shape(len(completion.jobs), run.text, digest)
         return Envelope(shape.id_prefix + digest, int(time.time()), completion.model, completion.fingerprint), shape
 
 

@@ -10,16 +10,23 @@ its answer; the guarantee holds for the prompt's tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.domain import ChatPrompt, Message, Tool
 from gateway.errors import RequestError, StartError
+from gateway.tool_formats import tool_format
+
+CONTINUED = "\ue000\ue001\ue002"
+"""Marks the end of the message that is to be continued; private-use characters that no template treats specially."""
+
+_OURS = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class ChatTemplate:
@@ -35,21 +42,79 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = env.from_string(source)
+            names = meta.find_undeclared_variables(env.parse(source))
         except TemplateError as error:
             raise StartError(f"the model's chat template does not compile: {error}") from error
+        self.takes_tools = "tools" in names
+        self.variables = frozenset(names) - {*_OURS, *env.globals, *special_tokens}
+        """What a request may set: names the template uses and nobody else gives a meaning to."""
+        self.tool_format = tool_format(source) if self.takes_tools else None
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt up to where the assistant speaks."""
+    def render(self, chat: ChatPrompt) -> str:
+        """The prompt, up to where the assistant speaks; raises `RequestError` naming the field at fault."""
+        self._check(chat)
+        messages = [_turn(message) for message in chat.messages]
+        if chat.continues:
+            messages[-1]["content"] = chat.messages[-1].content + CONTINUED
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
+            text = self._template.render(
+                {
+                    **chat.variables,
+                    "messages": messages,
+                    "tools": [_tool(tool) for tool in chat.tools] or None,
+                    "documents": None,
+                    "add_generation_prompt": chat.opens_turn,
+                    **self._special_tokens,
+                }
             )
         except TemplateError as error:
             raise RequestError(f"the model's chat template refuses the messages: {error}", param="messages") from error
+        return _up_to_the_mark(text) if chat.continues else text
+
+    def _check(self, chat: ChatPrompt) -> None:
+        for name in chat.variables:
+            if name not in self.variables:
+                field = f"chat_template_kwargs.{name}"
+                raise RequestError(f"{field} is no variable of the model's chat template", param=field)
+        if chat.tools and self.tool_format is None:
+            why = "calls tools in an unknown format" if self.takes_tools else "has no tools"
+            raise RequestError(f"tools are not supported: the model's chat template {why}", param="tools")
+        for index, message in enumerate(chat.messages):
+            if message.uses_tools and not self.takes_tools:
+                field = f"messages[{index}]." + ("role" if message.role == "tool" else "tool_calls")
+                raise RequestError(f"{field} is not supported: the model's chat template has no tools", param=field)
+
+
+def _turn(message: Message) -> dict[str, object]:
+    turn: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _tool(tool: Tool) -> dict[str, object]:
+    function: dict[str, object] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.parameters is not None:
+        function["parameters"] = dict(tool.parameters)
+    return {"type": "function", "function": function}
+
+
+def _up_to_the_mark(text: str) -> str:
+    if text.count(CONTINUED) != 1:
+        raise RequestError(
+            "continue_final_message is not supported: the model's chat template does not show the message as it is",
+            param="continue_final_message",
+        )
+    return text[: text.index(CONTINUED)]
 
 
 class _Generation(Extension):

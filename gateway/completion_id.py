@@ -2,7 +2,7 @@
 
 The digest is over a JSON array of typed, delimited values, never over text joined together. Left out, and why:
 `Completion.windows` never changes the result. Everything else of a completion and its jobs is in,
-a job's sampling with every field it has; what the endpoint adds to it is in the shape's key.
+a job's sampling with every field it has; what the endpoint adds to it is in the view's key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from gateway.domain import Completion, Job
 
 
-def completion_id(completion: Completion, shape_key: list[object]) -> str:
+def completion_id(completion: Completion, view_key: list[object]) -> str:
     """An id equal for equal verified requests and, but for the chance of a collision, only for these."""
     key = [
         completion.fingerprint,
@@ -24,7 +24,8 @@ def completion_id(completion: Completion, shape_key: list[object]) -> str:
         [_job_key(job) for job in completion.jobs],
         completion.choices,
         completion.continues,
-        shape_key,
+        list(completion.spelled),
+        view_key,
     ]
     return hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:32]
 

@@ -7,6 +7,7 @@ the window protocol's own type: the gateway has no second opinion on it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -35,19 +36,51 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a chat, as the model's template sees it."""
+class ToolCall:
+    """A call the assistant made in an earlier turn."""
 
-    role: Literal["system", "user", "assistant"]
+    id: str
+    name: str
+    arguments: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat, as the model's template sees it. `tool_call_id` says which call a tool's message answers."""
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+    @property
+    def uses_tools(self) -> bool:
+        return self.role == "tool" or bool(self.tool_calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call. `parameters` is a JSON schema, its keys in the client's order."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A chat, for the model's template to make a prompt of."""
+    """A chat, for the model's template to make a prompt of.
+
+    The prompt ends where the assistant's turn begins, or with what the last message said if it `continues` that one,
+    or, with neither, behind the last turn. `variables` are for templates that know their names.
+    """
 
     messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    variables: Mapping[str, object] = field(default_factory=dict)
+    opens_turn: bool = True
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +133,8 @@ class Completion:
     """An order made concrete: all that its answer depends on, and the window schedule, on which it does not depend.
 
     The jobs of one prompt stand together, `choices` of them. An answer that `continues` its prompt's text begins with
-    whatever the tokens say; one that is a text of its own begins as the tokenizer begins a text.
+    whatever the tokens say; one that is a text of its own begins as the tokenizer begins a text. `spelled` are special
+    tokens that its text shows.
     """
 
     model: str
@@ -110,6 +144,7 @@ class Completion:
     choices: int
     stops: tuple[str, ...]
     continues: bool
+    spelled: tuple[str, ...]
     windows: tuple[int, ...]
 
     @property

@@ -10,7 +10,7 @@ smaller `max_tokens` is always a beginning of the text at a larger one. Bytes th
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gateway.domain import Delta, Token
 from gateway.stop_strings import StopStrings
@@ -18,10 +18,22 @@ from gateway.token_bytes import TokenBytes
 
 
 class OutputText:
-    """The text of one choice. One that `continues` another text keeps a leading space whatever the tokenizer does."""
+    """The text of one choice.
 
-    def __init__(self, token_bytes: TokenBytes, stops: Sequence[str], *, continues: bool = False) -> None:
-        self._bytes_of = token_bytes.text
+    One that `continues` another text keeps a leading space whatever the tokenizer does. Special tokens have no text but
+    the `spelled` ones.
+    """
+
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        stops: Sequence[str],
+        *,
+        continues: bool = False,
+        spelled: Collection[str] = (),
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._spelled = frozenset(text.encode() for text in spelled)
         self._strip_space = token_bytes.strips_leading_space and not continues
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stops)
@@ -51,7 +63,9 @@ class OutputText:
         return (self._release(text),) if text or self._waiting else ()
 
     def _text_bytes(self, id_: int) -> bytes:
-        raw = self._bytes_of(id_)
+        raw = self._token_bytes.text(id_)
+        if self._spelled and not raw and (name := self._token_bytes.name(id_)) in self._spelled:
+            raw = name
         if self._strip_space and raw:
             self._strip_space = False
             return raw.removeprefix(b" ")

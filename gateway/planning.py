@@ -53,7 +53,8 @@ class Planner:
             jobs=tuple(job for prompt in prompts for job in self._jobs(order, prompt, seed)),
             choices=order.choices,
             stops=order.stops,
-            continues=not isinstance(order.prompts[0], ChatPrompt),
+            continues=_continues(order.prompts[0]),
+            spelled=self._spelled(order.prompts[0]),
             windows=decision.windows,
         )
 
@@ -92,7 +93,7 @@ class Planner:
         match prompt:
             case ChatPrompt():
                 # The template writes the special tokens itself.
-                ids = self._text_ids(self._text.render_chat(list(map(_turn, prompt.messages))), prompt, False)
+                ids = self._text_ids(self._text.render_chat(prompt), prompt, False)
             case TextPrompt():
                 ids = self._text_ids(prompt.text, prompt, prompt.special_tokens)
             case TokenPrompt():
@@ -131,6 +132,10 @@ class Planner:
             )
         return asked
 
+    def _spelled(self, prompt: Prompt) -> tuple[str, ...]:
+        tool_format = self._text.tool_format
+        return tool_format.spelled if tool_format and isinstance(prompt, ChatPrompt) and prompt.tools else ()
+
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
         if ids and max(ids) >= self._info.vocab_size:
             raise RequestError(
@@ -143,16 +148,21 @@ def _field(prompt: Prompt) -> str:
     return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
 
 
-def _turn(message: Message) -> dict[str, str]:
-    turn = {"role": message.role, "content": message.content}
-    return turn if message.name is None else turn | {"name": message.name}
+def _continues(prompt: Prompt) -> bool:
+    return prompt.continues if isinstance(prompt, ChatPrompt) else True
 
 
 def _weight(prompt: Prompt) -> int:
     match prompt:
         case ChatPrompt():
-            return sum(PIECE_CHARS + len(message.content) + len(message.name or "") for message in prompt.messages)
+            tools = len(msgspec.json.encode(prompt.tools)) if prompt.tools else 0
+            return tools + sum(map(_message_weight, prompt.messages))
         case TextPrompt():
             return PIECE_CHARS + len(prompt.text)
         case TokenPrompt():
             return 0
+
+
+def _message_weight(message: Message) -> int:
+    calls = sum(len(msgspec.json.encode(call.arguments)) for call in message.tool_calls)
+    return PIECE_CHARS + len(message.content) + len(message.name or "") + calls

@@ -29,16 +29,15 @@ from gateway.errors import ModelNotFound, RequestError
 from gateway.merge import merge
 from gateway.planning import Planner
 from gateway.text import ModelText
-from gateway.token_bytes import TokenBytes
 from policies.policy import Mode, Policy
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A completion under way, and what its tokens are called."""
+    """A completion under way, and the text side of its model."""
 
     completion: Completion
-    token_bytes: TokenBytes
+    text: ModelText
     events: AsyncGenerator[ChoiceEvent]
 
 
@@ -85,10 +84,10 @@ class Service:
             completion = await self._planner.plan(order)
             choices = [self._choice(completion, index) for index in range(len(completion.jobs))]
             async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:
-                yield Run(completion, self._text.token_bytes, events)
+                yield Run(completion, self._text, events)
 
     async def _choice(self, completion: Completion, index: int) -> AsyncGenerator[ChoiceEvent]:
-        text = self._text.output(completion.stops, continues=completion.continues)
+        text = self._text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)
         counts = Counts()
         finish: Finish = "length"
         async with aclosing(self._progress(completion, completion.jobs[index])) as progress:

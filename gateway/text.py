@@ -5,7 +5,7 @@ Built once from what the backend serves, then read-only. Owns no state of any re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,10 +13,12 @@ from tokenizers import Tokenizer
 
 from backend.protocol import TokenizerFiles
 from gateway.chat_template import ChatTemplate
+from gateway.domain import ChatPrompt
 from gateway.errors import RequestError, StartError
 from gateway.output_text import OutputText
 from gateway.token_bytes import TokenBytes, read_token_bytes
 from gateway.token_floor import TokenFloor, read_token_floor
+from gateway.tool_formats import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,16 @@ class ModelText:
     token_floor: TokenFloor
     eos_ids: tuple[int, ...]
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render_chat(self, chat: ChatPrompt) -> str:
         """The prompt of a chat, as text."""
         if self.template is None:
             raise RequestError("the model has no chat template", param="messages")
-        return self.template.render(messages)
+        return self.template.render(chat)
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of tools, where it does."""
+        return None if self.template is None else self.template.tool_format
 
     def least_tokens(self, text: str) -> int:
         """What `encode` makes is at least so long; costs next to nothing to know."""
@@ -48,9 +55,9 @@ class ModelText:
         (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
         return tuple(encoding.ids)
 
-    def output(self, stops: Sequence[str], *, continues: bool) -> OutputText:
-        """The text of a new answer, which may go on with another text."""
-        return OutputText(self.token_bytes, stops, continues=continues)
+    def output(self, stops: Sequence[str], *, continues: bool, spelled: Collection[str]) -> OutputText:
+        """The text of a new answer, which may go on with another text and spell out some special tokens."""
+        return OutputText(self.token_bytes, stops, continues=continues, spelled=spelled)
 
 
 def load_text(files: TokenizerFiles, now: Callable[[], datetime]) -> ModelText:

@@ -7,14 +7,19 @@ from typing import Protocol
 
 from gateway.domain import Order
 from gateway.openai_api.shape import Shape
-from gateway.token_bytes import TokenBytes
+from gateway.text import ModelText
 
 
 class View(Protocol):
     """How one endpoint shows answers, as far as the request says."""
 
-    def shape(self, choices: int, token_bytes: TokenBytes) -> Shape:
-        """The shape of one answer of so many choices."""
+    @property
+    def key(self) -> list[object]:
+        """All that the body depends on beside the completion: JSON values, which the id of a verified answer covers."""
+        ...
+
+    def shape(self, choices: int, text: ModelText, digest: str) -> Shape:
+        """The shape of one answer of so many choices; `digest` tells it from all others."""
         ...
 
 

@@ -19,7 +19,10 @@ import msgspec
 from gateway.errors import RequestError
 
 MAX_NESTING = 8
-"""How deep we look into a field. The deepest one understood, `messages[0].content[0].text`, is 4 deep."""
+"""How deep we look into a field. The deepest one understood, `messages[0].tool_calls[0].function.name`, is 6 deep."""
+
+MAX_FREE_NESTING = 64
+"""How deep JSON of the client's own may be, such as the schema of a tool."""
 
 VIEWS = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 """Say something about the request, nothing about the answer: accepted everywhere and not looked at."""
@@ -29,16 +32,41 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported:
-    """The fields an endpoint knows and does not support: at some `neutral` values they change nothing, or `never`."""
+class Rules:
+    """What an endpoint says of some of its fields.
 
-    neutral: Mapping[str, tuple[object, ...]]
-    never: frozenset[str] = field(default=frozenset())
+    Known and not supported are the `neutral` ones, but for the values that change nothing, and the `refused` ones.
+    The `free` ones hold JSON of the client's own, in which null is a value.
+    """
+
+    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    refused: frozenset[str] = frozenset()
+    free: frozenset[str] = frozenset()
 
 
-def read_body(content: bytes, type_: type[T], unsupported: Unsupported) -> T:
-    """The fields of a body; raises `RequestError`."""
-    return _convert(_known_fields(_decode(content), unsupported), type_)
+def read_body(content: bytes, rules: Rules) -> Object:
+    """The fields of a body that say something about the answer; raises `RequestError`."""
+    return _known_fields(_decode(content), rules)
+
+
+def take(fields: Object, type_: type[T]) -> T:
+    """Remove the fields of `type_` and return them as one; raises `RequestError`."""
+    return _convert({name: fields.pop(name) for name in type_.__struct_fields__ if name in fields}, type_)
+
+
+def take_rest(fields: Object, type_: type[T]) -> T:
+    """The remaining fields as a `type_`, which must know them all; raises `RequestError`."""
+    return _convert(fields, type_)
+
+
+def check_nesting(value: object, field: str, depth: int = 1) -> None:
+    """Raise `RequestError` for JSON of the client's own that is nested deeper than other code can follow."""
+    if not isinstance(value, dict | list):
+        return
+    if depth > MAX_FREE_NESTING:
+        raise RequestError(f"{field} is nested too deeply", param=field)
+    for item in value.values() if isinstance(value, dict) else value:
+        check_nesting(item, field, depth + 1)
 
 
 def _decode(content: bytes) -> Object:
@@ -92,16 +120,19 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _known_fields(body: Object, unsupported: Unsupported) -> Object:
+def _known_fields(body: Object, rules: Rules) -> Object:
     """The fields that say something about the answer, without those that are null."""
     kept: Object = {}
     for name, value in body.items():
         if value is None or name in VIEWS:
             continue
-        neutral = unsupported.neutral.get(name)
-        if name in unsupported.never or (neutral is not None and not _is_neutral(value, neutral)):
+        neutral = rules.neutral.get(name)
+        if name in rules.refused or (neutral is not None and not _is_neutral(value, neutral)):
             raise RequestError(f"{name} is not supported", param=name)
-        if neutral is None:
+        if name in rules.free:
+            check_nesting(value, name)
+            kept[name] = value
+        elif neutral is None:
             kept[name] = _without_nulls(value, name, 1)
     return kept
 

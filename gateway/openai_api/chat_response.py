@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.domain import Delta, Finish, Token
-from gateway.openai_api.shape import Json
+from gateway.openai_api.shape import ChoiceShape, Json
+from gateway.openai_api.tool_call_deltas import ToolCallDeltas, fold_calls
+from gateway.openai_api.tool_choice import ToolUse
+from gateway.text import ModelText
 from gateway.token_bytes import TokenBytes
+from gateway.tool_calls import CallReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +24,15 @@ class ChatView:
     """How a chat request wants its answer shown."""
 
     logprobs: bool
+    tool_use: ToolUse | None = None
 
-    def shape(self, choices: int, token_bytes: TokenBytes) -> ChatShape:
-        return ChatShape(self, choices, token_bytes)
+    @property
+    def key(self) -> list[object]:
+        use = self.tool_use
+        return ["chat", self.logprobs, None if use is None else [use.names, use.parallel]]
+
+    def shape(self, choices: int, text: ModelText, digest: str) -> ChatShape:
+        return ChatShape(self, choices, text, digest)
 
 
 class ChatShape:
@@ -32,9 +42,20 @@ class ChatShape:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, view: ChatView, choices: int, token_bytes: TokenBytes) -> None:
-        self.key: list[object] = ["chat", view.logprobs]
-        self.choices = [_ChatChoice(token_bytes if view.logprobs else None) for _ in range(choices)]
+    def __init__(self, view: ChatView, choices: int, text: ModelText, digest: str) -> None:
+        names = text.token_bytes if view.logprobs else None
+        self.choices: list[ChoiceShape] = [
+            _ChatChoice(names) if view.tool_use is None else _ToolChoice(names, _calls(view.tool_use, text, digest, n))
+            for n in range(choices)
+        ]
+
+
+def _calls(use: ToolUse, text: ModelText, digest: str, choice: int) -> ToolCallDeltas:
+    tool_format = text.tool_format
+    assert tool_format is not None  # the planner refused the tools otherwise
+    return ToolCallDeltas(
+        CallReader(tool_format.syntax, use.names), use.parallel, tool_format.short_ids, digest, choice
+    )
 
 
 class _ChatChoice:
@@ -55,11 +76,11 @@ class _ChatChoice:
         return [_piece({}, finish_reason=finish)]
 
     def fold(self, pieces: Sequence[Any]) -> Json:
-        message: Json = {
-            "role": "assistant",
-            "content": "".join(piece["delta"].get("content", "") for piece in pieces),
-            "refusal": None,
-        }
+        content = "".join(piece["delta"].get("content") or "" for piece in pieces)
+        calls = fold_calls([call for piece in pieces for call in piece["delta"].get("tool_calls", [])])
+        message: Json = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
         entries = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
         return {
             "message": message,
@@ -68,7 +89,31 @@ class _ChatChoice:
         }
 
 
-def _piece(delta: Json, logprobs: Json | None = None, *, finish_reason: Finish | None = None) -> Json:
+class _ToolChoice(_ChatChoice):
+    """A choice in which the model may call tools."""
+
+    def __init__(self, names: TokenBytes | None, calls: ToolCallDeltas) -> None:
+        super().__init__(names)
+        self._calls = calls
+
+    def open(self) -> list[Json]:
+        return [_piece({"role": "assistant", "content": None, "refusal": None})]
+
+    def push(self, delta: Delta) -> list[Json]:
+        deltas = self._calls.push(delta.text)
+        if self._names is None:
+            return [_piece(made) for made in deltas]
+        # Tokens whose text is held back are shown none the less: logprobs never wait.
+        first, *rest = deltas or [{}]
+        return [_piece(first, _logprobs(delta.tokens, self._names)), *map(_piece, rest)]
+
+    def close(self, finish: Finish) -> list[Json]:
+        held = [_piece(delta) for delta in self._calls.finish()]
+        called = finish == "stop" and self._calls.called
+        return [*held, _piece({}, finish_reason="tool_calls" if called else finish)]
+
+
+def _piece(delta: Json, logprobs: Json | None = None, *, finish_reason: str | None = None) -> Json:
     return {"delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from gateway.domain import Order, TextPrompt, TokenPrompt
 from gateway.openai_api.ask import Ask
-from gateway.openai_api.body import Unsupported, read_body
+from gateway.openai_api.body import Rules, read_body, take_rest
 from gateway.openai_api.completion_response import CompletionView
 from gateway.openai_api.generation import GenerationFields, check_generation, facts_of
 from gateway.openai_api.sampling import require, sampling_of, stop_ids_of
@@ -22,9 +22,9 @@ from gateway.openai_api.sampling import require, sampling_of, stop_ids_of
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
 
-UNSUPPORTED = Unsupported(
+RULES = Rules(
     neutral={"response_format": ({"type": "text"},), "service_tier": ("auto", "default")},
-    never=frozenset({"suffix"}),
+    refused=frozenset({"suffix"}),
 )
 
 
@@ -39,7 +39,7 @@ class _Body(GenerationFields, forbid_unknown_fields=True, kw_only=True):
 
 def parse_completion(content: bytes, determinism_header: str | None) -> Ask:
     """Parse a request body; raises `RequestError` naming the field at fault."""
-    body = read_body(content, _Body, UNSUPPORTED)
+    body = take_rest(read_body(content, RULES), _Body)
     check_generation(body)
     prompts = _prompts(body)
     require(body.best_of is None or body.best_of == body.n, "best_of", "is not supported beyond n")

@@ -17,6 +17,7 @@ from typing import Any
 
 from gateway.domain import Delta, Finish, TextPrompt, Token, TokenPrompt
 from gateway.openai_api.shape import Json
+from gateway.text import ModelText
 from gateway.token_bytes import TokenBytes
 
 
@@ -27,8 +28,17 @@ class CompletionView:
     logprobs: bool
     echo: tuple[TextPrompt | TokenPrompt, ...] = ()
 
-    def shape(self, choices: int, token_bytes: TokenBytes) -> CompletionShape:
-        return CompletionShape(self, choices, token_bytes)
+    @property
+    def key(self) -> list[object]:
+        # Token ids to be shown are the jobs' own.
+        return [
+            "text",
+            self.logprobs,
+            [prompt.text if isinstance(prompt, TextPrompt) else None for prompt in self.echo],
+        ]
+
+    def shape(self, choices: int, text: ModelText, digest: str) -> CompletionShape:
+        return CompletionShape(self, choices, text.token_bytes)
 
 
 class CompletionShape:
@@ -41,7 +51,6 @@ class CompletionShape:
     def __init__(self, view: CompletionView, choices: int, token_bytes: TokenBytes) -> None:
         echoes = [_echo(prompt, token_bytes) for prompt in view.echo]
         per_prompt = choices // len(echoes) if echoes else choices
-        self.key: list[object] = ["text", view.logprobs, echoes]
         self.choices = [
             _TextChoice(token_bytes, view.logprobs, echoes[index // per_prompt] if echoes else "")
             for index in range(choices)

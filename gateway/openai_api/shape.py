@@ -47,11 +47,6 @@ class Shape(Protocol):
     chunk_object: str
 
     @property
-    def key(self) -> list[object]:
-        """All that the body depends on beside the completion: JSON values, which the id of a verified answer covers."""
-        ...
-
-    @property
     def choices(self) -> Sequence[ChoiceShape]: ...
 
 

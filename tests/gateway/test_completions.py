@@ -17,7 +17,7 @@ from toy_model import EOS, TOKENIZER, VOCAB, ids, piece
 from backend.protocol import Sampling, VerifyRequest
 from gateway.domain import TextPrompt, TokenPrompt
 from gateway.errors import RequestError
-from gateway.openai_api.completion_request import UNSUPPORTED, parse_completion
+from gateway.openai_api.completion_request import RULES, parse_completion
 
 USAGE = {"include_usage": True}
 SNOWMAN = "\N{SNOWMAN}"
@@ -320,7 +320,7 @@ def test_a_prompt_is_what_it_looks_like() -> None:
         assert parse(prompt=given).order.prompts == prompts
     assert parse(best_of=2, n=2) == parse(n=2)
     assert parse(add_special_tokens=True, echo=False, user="u") == parse()
-    for name, values in UNSUPPORTED.neutral.items():
+    for name, values in RULES.neutral.items():
         assert all(parse(**{name: value}) == parse() for value in values)
 
 

@@ -8,15 +8,27 @@ from typing import Any
 import pytest
 
 from backend.protocol import MAX_SEED, MIN_SEED, Sampling
-from gateway.domain import ChatPrompt, Message
+from gateway.domain import ChatPrompt, Message, Tool, ToolCall
 from gateway.errors import RequestError
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.body import VIEWS
-from gateway.openai_api.chat_request import UNSUPPORTED, parse_chat
+from gateway.openai_api.chat_request import RULES, parse_chat
 from gateway.openai_api.chat_response import ChatView
+from gateway.openai_api.tool_choice import ToolUse
 from policies.policy import RequestFacts
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "default": None}}}
+CALLED = "messages[0].tool_calls[0].function"
+
+
+def called(arguments: str) -> dict[str, Any]:
+    return {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+CALL = called('{"a": [1, null]}')
 
 
 def parse(**fields: Any) -> Ask:
@@ -115,6 +127,44 @@ def test_messages() -> None:
     )
 
 
+def test_tools_and_what_became_of_them() -> None:
+    ask = parse(
+        tools=[TOOL],
+        messages=[
+            *MESSAGES,
+            {"role": "assistant", "content": None, "tool_calls": [CALL, called("")], "refusal": None},
+            {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "4"}]},
+        ],
+        parallel_tool_calls=False,
+    )
+    (prompt,) = ask.order.prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1:] == (
+        Message("assistant", "", None, (ToolCall("call_1", "f", {"a": [1, None]}), ToolCall("call_1", "f", {}))),
+        Message("tool", "4", tool_call_id="call_1"),
+    )
+    # A null in a schema is a value.
+    assert prompt.tools == (Tool("f", None, {"type": "object", "default": None}),)
+    assert ask.view == ChatView(logprobs=False, tool_use=ToolUse(("f",), parallel=False))
+    for choice in (None, "auto"):
+        assert parse(tools=[TOOL], tool_choice=choice) == parse(tools=[TOOL], parallel_tool_calls=True)
+    assert parse(tools=[TOOL], tool_choice="none") == parse()
+
+
+def test_where_the_prompt_ends() -> None:
+    said = [*MESSAGES, {"role": "assistant", "content": "x"}]
+    for fields, ends in (
+        ({}, (True, False)),
+        ({"add_generation_prompt": True}, (True, False)),
+        ({"add_generation_prompt": False}, (False, False)),
+        ({"continue_final_message": True}, (False, True)),
+        ({"continue_final_message": True, "add_generation_prompt": False}, (False, True)),
+    ):
+        (prompt,) = parse(messages=said, **fields).order.prompts
+        assert isinstance(prompt, ChatPrompt)
+        assert (prompt.opens_turn, prompt.continues) == ends
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
@@ -127,9 +177,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-    ({"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].role"),
+    ({"messages": [*MESSAGES, {"role": "function", "content": "x", "name": "f"}]}, "messages[1].role"),
+    ({"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+    ({"messages": [*MESSAGES, {"role": "tool", "tool_call_id": "x"}]}, "messages[1].content"),
+    ({"messages": [{"role": "user", "content": "x", "tool_call_id": "x"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": None}]}]}, "messages[0].tool_calls[0].id"),
+    ({"messages": [{"role": "assistant", "tool_calls": [called("[]")]}]}, f"{CALLED}.arguments"),
+    ({"messages": [{"role": "assistant", "tool_calls": [called("{")]}]}, f"{CALLED}.arguments"),
+    ({"messages": [{"role": "assistant", "tool_calls": [called('{"a": NaN}')]}]}, f"{CALLED}.arguments"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [called('{"a":' * 65 + "1" + "}" * 65)]}]},
+        f"{CALLED}.arguments",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [called('{"a":' * 9999)]}]}, f"{CALLED}.arguments"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages[0].content[0].type",
@@ -185,8 +250,39 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"is_deterministic": "true"}, "is_deterministic"),
     ({"is_deterministic": 1}, "is_deterministic"),
     ({"ignore_eos": 1}, "ignore_eos"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "returns": 1}}]}, "tools[0].function.returns"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(129)]}, "tools"),
+    ({"tools": {}}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+    ({"tool_choice": "any"}, "tool_choice"),
+    ({"tool_choice": 1}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": [TOOL]}, "tool_choice"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": json.loads('{"a":' * 65 + "1" + "}" * 65)}, "chat_template_kwargs"),
+    ({"add_generation_prompt": 1}, "add_generation_prompt"),
+    ({"continue_final_message": 1}, "continue_final_message"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    (
+        {
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+            "messages": [*MESSAGES, {"role": "assistant", "content": "x"}],
+        },
+        "continue_final_message",
+    ),
+    (
+        {"continue_final_message": True, "messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+        "continue_final_message",
+    ),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"frequency_penalty": 2.1}, "frequency_penalty"),
     ({"frequency_penalty": "1"}, "frequency_penalty"),
@@ -238,9 +334,9 @@ def test_refused(fields: dict[str, Any], param: str | None) -> None:
     assert param is None or param in error.message
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED.neutral)
+@pytest.mark.parametrize("name", RULES.neutral)
 def test_unsupported_fields_are_accepted_where_they_change_nothing(name: str) -> None:
-    for value in UNSUPPORTED.neutral[name]:
+    for value in RULES.neutral[name]:
         assert parse(**{name: value}) == parse()
     error = refused(json.dumps({"model": "m", "messages": MESSAGES, name: "other"}).encode())
     assert error.param == name
@@ -276,7 +372,7 @@ def test_malformed(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [5, 9, 100, 480, 700, 900, 20_000])
-@pytest.mark.parametrize("field", ["messages", "stop", "guided_json"])
+@pytest.mark.parametrize("field", ["messages", "stop", "guided_json", "tools"])
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_deep_nesting_is_refused_by_name(depth: int, field: str, opening: str) -> None:
     nested = opening * depth + "1" + {"[": "]"}.get(opening, "}") * depth

@@ -191,7 +191,7 @@ def test_choice_seeds_are_distinct_and_fit() -> None:
 
 
 JOB = Job((1, 2), Sampling(seed=1), 5, (9,), 0)
-COMPLETION = Completion("m", Mode.VERIFIED, "f", (JOB,), 1, ("s",), False, (8, 16))
+COMPLETION = Completion("m", Mode.VERIFIED, "f", (JOB,), 1, ("s",), False, (), (8, 16))
 OTHER: dict[str, Any] = {
     "model": "m2",
     "mode": Mode.OFF,
@@ -200,6 +200,7 @@ OTHER: dict[str, Any] = {
     "choices": 2,
     "stops": ("s", ""),
     "continues": True,
+    "spelled": ("<x>",),
     "windows": (1,),
 }
 OTHER_JOB: dict[str, Any] = {

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 from toy_model import EOS, FILES, TOKENIZER, VOCAB, ids, piece
 
 from gateway.chat_template import ChatTemplate
-from gateway.domain import Delta, Token
+from gateway.domain import ChatPrompt, Delta, Message, Token
 from gateway.errors import RequestError, StartError
 from gateway.output_text import OutputText
 from gateway.stop_strings import StopStrings
@@ -215,7 +215,7 @@ def test_what_only_began_a_stop_string_is_shown_at_the_end() -> None:
 
 
 def render(source: str, **special: str) -> str:
-    return ChatTemplate(source, special, lambda: NOW).render([{"role": "user", "content": "<\N{SNOWMAN}>"}])
+    return ChatTemplate(source, special, lambda: NOW).render(ChatPrompt((Message("user", "<\N{SNOWMAN}>"),)))
 
 
 @pytest.mark.parametrize(
@@ -250,14 +250,14 @@ def test_a_template_that_does_not_compile() -> None:
 
 
 def test_chat_is_encoded_with_its_special_tokens() -> None:
-    prompt = TEXT.encode(TEXT.render_chat([{"role": "user", "content": "hi"}]), special_tokens=False)
+    prompt = TEXT.encode(TEXT.render_chat(ChatPrompt((Message("user", "hi"),))), special_tokens=False)
     assert TOKENIZER.decode(list(prompt), skip_special_tokens=False) == "<|start|>user\nhi<|end|><|start|>assistant\n"
 
 
 def test_no_template_no_chat() -> None:
     text = load_text(msgspec.structs.replace(FILES, chat_template=None), lambda: NOW)
     with pytest.raises(RequestError, match="template"):
-        text.render_chat([])
+        text.render_chat(ChatPrompt(()))
 
 
 def test_a_tokenizers_own_truncation_and_padding_do_not_touch_a_prompt() -> None:

@@ -102,6 +102,7 @@ class ToyBackend:
     faults: Faults = no_faults
     window: int = 16
     max_context: int = 4096
+    vocab_size: int = VOCAB
     fingerprint: str = FINGERPRINT
     wants_draft: bool = True
     wants_draft_ahead: bool = False
@@ -185,7 +186,7 @@ class ToyBackend:
                     list(self.roles),
                     shape,
                     self.max_context,
-                    VOCAB,
+                    self.vocab_size,
                     "f",
                     "cpu",
                 )
