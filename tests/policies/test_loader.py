@@ -123,7 +123,10 @@ tenants:
         (MINIMAL.replace("anonymous: public", "anonymous: 3"), "anonymous: must be text"),
         (MINIMAL.replace("public: ", "public: {}, 'b d': {}"), 'tenants."b d": the name must be'),
         (MINIMAL + "models: {a*b: {}}", 'models."a*b": the name must be a model'),
-        (MINIMAL + "routes: {/v1/chat: {}}", 'routes."/v1/chat": the name must be one of /v1/chat/completions, /v1/completions'),
+        (
+            MINIMAL + "routes: {/v1/chat: {}}",
+            'routes."/v1/chat": the name must be one of /v1/chat/completions, /v1/completions',
+        ),
         (MINIMAL + "cache: {}", "cache: unknown key"),
         (MINIMAL + "defaults: {determinism: {allow: []}}", "allow: must be a list of different words"),
         (MINIMAL + "defaults: {determinism: {allow: [off, off]}}", "allow: must be a list of different words"),
