@@ -110,13 +110,13 @@ def _headers(completion: Completion) -> dict[str, str]:
 
 
 def _count_headers(completion: Completion, counts: Counts) -> dict[str, str]:
-    if completion.mode is Mode.OFF:
+    if completion.mode is not Mode.VERIFIED:
         return {}
     return {"X-Verbatim-Windows": str(counts.windows), "X-Verbatim-Rollbacks": str(counts.rollbacks)}
 
 
 def _count_comment(completion: Completion, counts: Counts) -> bytes:
     """What the headers of a whole answer say, where it is known only at the end."""
-    if completion.mode is Mode.OFF:
+    if completion.mode is not Mode.VERIFIED:
         return b""
     return sse.comment(f"verbatim windows={counts.windows} rollbacks={counts.rollbacks}")

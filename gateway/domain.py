@@ -106,8 +106,9 @@ class Order:
     """What a client asks for, valid in itself but not yet matched with a model, a policy or free capacity.
 
     `choices` is the number of completions of each of the `prompts`. `sampling` holds no seed yet: the policy decides it
-    from `facts`. `max_tokens` None means as many as fit; `max_tokens_field` is what the client calls it, for errors to
-    say. `stop_ids` end the sequence as the model's own do, which `ignore_eos` takes out.
+    from `facts`, and what else the client left open. `max_tokens` None means as many as fit; `max_tokens_field` is what
+    the client calls it, for errors to say. `stop_ids` end the sequence as the model's own do, which `ignore_eos` takes
+    out.
     """
 
     model: str

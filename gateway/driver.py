@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from backend.protocol import (
+    Batching,
     DraftRequest,
     DraftResponse,
     ScoredToken,
@@ -67,14 +68,17 @@ async def run_verified(
     yield Finished(loop.finish)
 
 
-async def run_fast(backend: WindowBackend, job: Job, vocab_size: int) -> AsyncGenerator[Progress]:
-    """The fast path's tokens as they come, without a guarantee."""
+async def run_fast(
+    backend: WindowBackend, job: Job, vocab_size: int, batching: Batching = "dynamic"
+) -> AsyncGenerator[Progress]:
+    """The fast path's tokens as they come, unverified."""
     request = StreamRequest(
         context=list(job.prompt),
         max_tokens=job.max_tokens,
         sampling=job.sampling,
         stop_ids=list(job.stop_ids),
         top_logprobs=job.top_logprobs,
+        batching=batching,
     )
     count = 0
     finish: Finish | None = None

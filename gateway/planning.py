@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backend.protocol import Info
+from backend.protocol import Info, Sampling
 from gateway.domain import ChatPrompt, Completion, Job, Message, Order, Prompt, TextPrompt, TokenPrompt, choice_seed
 from gateway.errors import ContextExceeded, RequestError, RoleRefused
 from gateway.text import ModelText
@@ -42,6 +42,7 @@ class Planner:
         self._check_ids(order.stop_ids, "stop_token_ids")
         decision = self._decide(order)
         seed = self._draw_seed() if decision.seed is None else decision.seed
+        sampling = msgspec.structs.replace(order.sampling, seed=seed, **decision.sampling)
         if sum(map(_weight, order.prompts)) <= INLINE_CHARS:
             prompts = self._encode(order.prompts)
         else:
@@ -50,7 +51,7 @@ class Planner:
             model=order.model,
             mode=decision.mode,
             fingerprint=self._info.fingerprint,
-            jobs=tuple(job for prompt in prompts for job in self._jobs(order, prompt, seed)),
+            jobs=tuple(job for prompt in prompts for job in self._jobs(order, prompt, sampling)),
             choices=order.choices,
             stops=order.stops,
             continues=_continues(order.prompts[0]),
@@ -69,7 +70,7 @@ class Planner:
             raise RoleRefused(f"mode {decision.mode} was asked for, and the backend does not {role}")
         return decision
 
-    def _jobs(self, order: Order, prompt: tuple[int, ...], seed: int) -> list[Job]:
+    def _jobs(self, order: Order, prompt: tuple[int, ...], sampling: Sampling) -> list[Job]:
         max_tokens = self._room(len(prompt), order)
         if order.sampling.min_tokens > max_tokens:
             raise RequestError(f"min_tokens must be at most the {max_tokens} to generate", param="min_tokens")
@@ -78,7 +79,7 @@ class Planner:
         return [
             Job(
                 prompt=prompt,
-                sampling=msgspec.structs.replace(order.sampling, seed=choice_seed(seed, index)),
+                sampling=msgspec.structs.replace(sampling, seed=choice_seed(sampling.seed, index)),
                 max_tokens=max_tokens,
                 stop_ids=stop_ids,
                 top_logprobs=order.top_logprobs,

@@ -13,9 +13,8 @@ from starlette.requests import ClientDisconnect
 from gateway.answer import Answer
 from gateway.backend_client import BackendClient
 from gateway.errors import BackendError, BodyTooLarge, ClientLeft, UnsupportedMedia
+from gateway.openai_api import chat_request, completion_request
 from gateway.openai_api.ask import Ask
-from gateway.openai_api.chat_request import parse_chat
-from gateway.openai_api.completion_request import parse_completion
 from gateway.openai_api.models import model_card
 from gateway.service import Service
 from policies.policy import HEADER
@@ -36,15 +35,15 @@ def build_router(service: Service, backend: BackendClient, max_body_bytes: int, 
     router = APIRouter()
     card = model_card(service.info.model, started_at, service.info.max_context)
 
-    @router.post("/v1/chat/completions")
+    @router.post(chat_request.ROUTE)
     async def chat_completions(request: Request) -> Response:
         content = await _read_json_body(request, max_body_bytes)
-        return Answer(service, await _parse(parse_chat, content, request.headers.get(HEADER)))
+        return Answer(service, await _parse(chat_request.parse_chat, content, request.headers.get(HEADER)))
 
-    @router.post("/v1/completions")
+    @router.post(completion_request.ROUTE)
     async def completions(request: Request) -> Response:
         content = await _read_json_body(request, max_body_bytes)
-        return Answer(service, await _parse(parse_completion, content, request.headers.get(HEADER)))
+        return Answer(service, await _parse(completion_request.parse_completion, content, request.headers.get(HEADER)))
 
     @router.get("/v1/models")
     async def list_models() -> Response:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from backend.protocol import Info
+from backend.protocol import Batching, Info
 from gateway.admission import Admission
 from gateway.domain import (
     ChoiceDeltas,
@@ -30,6 +30,13 @@ from gateway.merge import merge
 from gateway.planning import Planner
 from gateway.text import ModelText
 from policies.policy import Mode, Policy
+
+BATCHING: dict[Mode, Batching] = {
+    Mode.OFF: "dynamic",
+    Mode.BATCH_INVARIANT: "invariant",
+    Mode.BATCH_OF_ONE: "none",
+}
+"""How the backend batches what no verifier sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +118,4 @@ class Service:
         if completion.mode is Mode.VERIFIED:
             drafts = "draft" in self.info.roles
             return run_verified(self._backend, job, completion.windows, self._verifier, drafts=drafts)
-        return run_fast(self._backend, job, self._verifier.vocab_size)
+        return run_fast(self._backend, job, self._verifier.vocab_size, BATCHING[completion.mode])

@@ -36,7 +36,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Jwt:
-    """How JSON web tokens are judged. Just one of `jwks_file` (a path) and `jwks_url` is given."""
+    """How JSON web tokens are judged. Just one of `jwks_url` and `jwks_file` is given; `jwks` is the file's text."""
 
     issuer: str
     audience: str
@@ -45,6 +45,7 @@ class Jwt:
     leeway_s: int
     jwks_url: str | None = None
     jwks_file: str | None = None
+    jwks: str | None = None
 
 
 class Unavailable(StrEnum):

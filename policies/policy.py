@@ -189,7 +189,8 @@ def _sampling(chosen: Chosen, request: RequestFacts) -> dict[str, float]:
         if given is None:
             open_parameters[name] = max(least, min(most, chosen[keys.default]))
         elif not least <= given <= most:
-            raise NotAllowed(f"{name} must be between {least:g} and {most:g} here", name)
+            bounds = f"{least:g}" if least == most else f"between {least:g} and {most:g}"
+            raise NotAllowed(f"{name} must be {bounds} here", name)
     return open_parameters
 
 

@@ -17,6 +17,7 @@ import click
 
 from gateway.app import serve
 from gateway.cli.demo import PROMPTS, Plan, run_demo
+from gateway.cli.policy import keys, policy
 from gateway.cli.up import run_up
 from gateway.errors import ConfigError, GatewayError
 from gateway.settings import Settings, read_settings
@@ -129,6 +130,10 @@ def gateway(**flags: Any) -> None:
             asyncio.run(serve(settings, listener, lambda base_url: click.echo(f"Serving on {base_url}")))
         except GatewayError as error:
             raise click.ClickException(error.message) from error
+
+
+main.add_command(policy)
+main.add_command(keys)
 
 
 @main.group()

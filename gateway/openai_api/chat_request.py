@@ -16,6 +16,8 @@ from gateway.openai_api.generation import GenerationFields, check_generation, fa
 from gateway.openai_api.sampling import require, sampling_of, stop_ids_of
 from gateway.openai_api.tool_choice import ToolChoiceFields, tool_use_of
 
+ROUTE = "/v1/chat/completions"
+
 RULES = Rules(
     neutral={
         "response_format": ({"type": "text"},),
@@ -48,7 +50,7 @@ def parse_chat(content: bytes, determinism_header: str | None) -> Ask:
         model=body.model,
         prompts=(chat,),
         sampling=sampling_of(body),
-        facts=facts_of(body, determinism_header),
+        facts=facts_of(body, determinism_header, ROUTE),
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         stops=body.stops,

@@ -19,6 +19,7 @@ from gateway.openai_api.completion_response import CompletionView
 from gateway.openai_api.generation import GenerationFields, check_generation, facts_of
 from gateway.openai_api.sampling import require, sampling_of, stop_ids_of
 
+ROUTE = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
 
@@ -53,7 +54,7 @@ def parse_completion(content: bytes, determinism_header: str | None) -> Ask:
         model=body.model,
         prompts=prompts,
         sampling=sampling_of(body),
-        facts=facts_of(body, determinism_header),
+        facts=facts_of(body, determinism_header, ROUTE),
         max_tokens=body.max_tokens,
         stops=body.stops,
         stop_ids=stop_ids_of(body),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from backend.protocol import MAX_SEED, MIN_SEED
-from gateway.openai_api.sampling import SamplingFields, check_sampling, require
+from gateway.openai_api.sampling import SamplingFields, check_sampling, given, require
 from gateway.settings import MAX_CHOICES
 from policies.policy import RequestFacts
 
@@ -60,6 +60,13 @@ def check_generation(fields: GenerationFields) -> None:
     require(fields.stream or fields.stream_options is None, "stream_options", "needs stream to be true")
 
 
-def facts_of(fields: GenerationFields, determinism_header: str | None) -> RequestFacts:
-    """What the request says about determinism."""
-    return RequestFacts(fields.is_deterministic, determinism_header, fields.seed)
+def facts_of(fields: GenerationFields, determinism_header: str | None, route: str) -> RequestFacts:
+    """What the request says that a policy has a say in."""
+    return RequestFacts(
+        is_deterministic=fields.is_deterministic,
+        header=determinism_header,
+        seed=fields.seed,
+        sampling=given(fields),
+        model=fields.model,
+        route=route,
+    )

@@ -11,29 +11,57 @@ text, which the model's own do not, the text is shown.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from backend.protocol import MAX_BIAS, MAX_BIASES, MAX_PENALTY, MAX_REPETITION_PENALTY, Sampling
 from gateway.errors import RequestError
 
-MAX_TEMPERATURE = 2.0
 MAX_STOP_IDS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a parameter may be: `most` is included, `least` unless it is `above`."""
+
+    least: float
+    most: float
+    above: bool = False
+
+    def check(self, name: str, value: float) -> None:
+        """Raise `RequestError` naming the parameter if it is out of bounds."""
+        # Written so that NaN fails every comparison.
+        holds = self.least <= value <= self.most and not (self.above and value == self.least)
+        lower = f"above {self.least:g} and at most" if self.above else f"between {self.least:g} and"
+        require(holds, name, f"must be {lower} {self.most:g}")
+
+
+BOUNDS = {
+    "temperature": Bounds(0, 2),
+    "top_p": Bounds(0, 1, above=True),
+    "min_p": Bounds(0, 1),
+    "presence_penalty": Bounds(-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": Bounds(-MAX_PENALTY, MAX_PENALTY),
+    "repetition_penalty": Bounds(0, MAX_REPETITION_PENALTY, above=True),
+}
+"""The parameters that a policy may fill in, and narrow."""
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 """One spelling for each id, so that none is named twice."""
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True):
-    """As the client wrote them, defaults filled in."""
+    """As the client wrote them. Those that are unset are the policy's to fill in (`given` has the others)."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | UnsetType = UNSET
+    top_p: float | UnsetType = UNSET
+    min_p: float | UnsetType = UNSET
+    presence_penalty: float | UnsetType = UNSET
+    frequency_penalty: float | UnsetType = UNSET
+    repetition_penalty: float | UnsetType = UNSET
     top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     logit_bias: dict[str, float] = {}
     min_tokens: int = 0
     stop_token_ids: list[int] = []
@@ -41,21 +69,9 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True):
 
 def check_sampling(fields: SamplingFields) -> None:
     """Raise `RequestError` naming the first field out of bounds."""
-    # Written so that NaN fails every comparison.
-    require(0.0 <= fields.temperature <= MAX_TEMPERATURE, "temperature", f"must be between 0 and {MAX_TEMPERATURE:g}")
-    require(0.0 < fields.top_p <= 1.0, "top_p", "must be above 0 and at most 1")
+    for name, value in given(fields).items():
+        BOUNDS[name].check(name, value)
     require(fields.top_k >= -1, "top_k", "must be -1 or 0 (no limit) or more")
-    require(0.0 <= fields.min_p <= 1.0, "min_p", "must be between 0 and 1")
-    for name, penalty in (
-        ("presence_penalty", fields.presence_penalty),
-        ("frequency_penalty", fields.frequency_penalty),
-    ):
-        require(-MAX_PENALTY <= penalty <= MAX_PENALTY, name, f"must be between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
-    require(
-        0.0 < fields.repetition_penalty <= MAX_REPETITION_PENALTY,
-        "repetition_penalty",
-        f"must be above 0 and at most {MAX_REPETITION_PENALTY:g}",
-    )
     biases = fields.logit_bias
     require(len(biases) <= MAX_BIASES, "logit_bias", f"must hold at most {MAX_BIASES} token ids")
     require(all(map(_TOKEN_ID.fullmatch, biases)), "logit_bias", "must have token ids for its keys")
@@ -70,19 +86,20 @@ def check_sampling(fields: SamplingFields) -> None:
 
 
 def sampling_of(fields: SamplingFields) -> Sampling:
-    """Checked fields in the one form that equal ones share; without a seed."""
-    # Adding 0.0 turns -0.0 into 0.0.
-    return Sampling(
-        temperature=fields.temperature + 0.0,
-        top_p=fields.top_p,
+    """Checked fields in the one form that equal ones share; without a seed, and without what is unset."""
+    others = Sampling(
         top_k=max(fields.top_k, 0),
-        min_p=fields.min_p + 0.0,
-        presence_penalty=fields.presence_penalty + 0.0,
-        frequency_penalty=fields.frequency_penalty + 0.0,
-        repetition_penalty=fields.repetition_penalty,
         logit_bias=tuple(sorted((int(id_), bias) for id_, bias in fields.logit_bias.items() if bias != 0)),
         min_tokens=fields.min_tokens,
     )
+    return msgspec.structs.replace(others, **given(fields))
+
+
+def given(fields: SamplingFields) -> dict[str, float]:
+    """The parameters of `BOUNDS` that the client wrote, by name."""
+    values = ((name, getattr(fields, name)) for name in BOUNDS)
+    # Adding 0.0 turns -0.0 into 0.0.
+    return {name: value + 0.0 for name, value in values if value is not UNSET}
 
 
 def stop_ids_of(fields: SamplingFields) -> tuple[int, ...]:

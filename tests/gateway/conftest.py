@@ -27,9 +27,9 @@ class Gateway:
     http: httpx.AsyncClient
     service: Service
 
-    async def chat(self, **fields: object) -> httpx.Response:
+    async def chat(self, headers: dict[str, str] | None = None, **fields: object) -> httpx.Response:
         body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]} | fields
-        return await self.http.post("/v1/chat/completions", json=body)
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
     async def complete(self, **fields: object) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"model": "toy", "prompt": "hi"} | fields)

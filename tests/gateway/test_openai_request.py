@@ -47,7 +47,7 @@ def test_defaults_are_openais() -> None:
     order = chat.order
     assert order.sampling == Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
     assert (order.max_tokens, order.stops, order.choices, order.top_logprobs) == (None, (), 1, 0)
-    assert order.facts == RequestFacts(None, None, None)
+    assert order.facts == RequestFacts(model="m", route="/v1/chat/completions")
     assert order.prompts == (ChatPrompt((Message("user", "hi"),)),)
     assert not order.ignore_eos and not order.stop_ids
 
@@ -83,16 +83,25 @@ def test_everything_said() -> None:
     assert order.sampling == Sampling(0.0, 0.5, 0, 0.1, 0, -2.0, 0.5, 1.1, ((7, 3.0), (50, -100.0)), 3)
     assert order.stop_ids == (4, 9)
     assert (order.max_tokens, order.stops, order.choices, order.top_logprobs) == (7, ("a", "b"), 2, 20)
-    assert order.facts == RequestFacts(False, None, -1)
+    sampling = {
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "presence_penalty": -2.0,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+    }
+    assert order.facts == RequestFacts(False, None, -1, sampling, "m", "/v1/chat/completions")
     assert order.ignore_eos
 
 
 def test_equal_requests_look_equal() -> None:
     assert parse(temperature=0, top_p=1, min_p=-0.0, top_k=-1) == parse(temperature=-0.0, top_p=1.0, min_p=0, top_k=0)
     assert str(parse(temperature=-0.0)) == str(parse(temperature=0))
-    zeros = {"presence_penalty": -0.0, "frequency_penalty": -0.0, "logit_bias": {"5": -0.0}, "stop_token_ids": []}
-    assert parse(**zeros, repetition_penalty=1, min_tokens=0) == parse()
-    assert str(parse(**zeros)) == str(parse())
+    assert parse(logit_bias={"5": -0.0}, stop_token_ids=[], min_tokens=0) == parse()
+    zeros = {"presence_penalty": -0.0, "frequency_penalty": -0.0}
+    assert str(parse(**zeros)) == str(parse(presence_penalty=0, frequency_penalty=0))
+    assert str(parse(**zeros).order.sampling) == str(parse().order.sampling)
     assert parse(logit_bias={"10": 1, "9": 2}) == parse(logit_bias={"9": 2.0, "10": 1.0, "3": 0, "4": None})
     assert parse(stop_token_ids=[5, 3, 5]) == parse(stop_token_ids=[3, 5])
     assert parse(stop="x") == parse(stop=["x"])
