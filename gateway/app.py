@@ -14,9 +14,8 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from types import FrameType
 
 import uvicorn
@@ -26,26 +25,25 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backend.protocol import PROTOCOL_VERSION
 from gateway.admission import Admission
-from gateway.backend_client import BackendClient, open_http
-from gateway.errors import BackendUnavailable, ClientLeft, GatewayError, StartError, envelope
+from gateway.backend_client import open_http
+from gateway.connect import connect
+from gateway.errors import ClientLeft, GatewayError, envelope
+from gateway.models import Models
+from gateway.models_file import ModelConfig
+from gateway.replica_group import watch
 from gateway.routes import build_router
-from gateway.service import Service
 from gateway.settings import Settings
-from gateway.text import load_text
-from policies.policy import DEFAULT_POLICY
 
 REQUEST_ID = "x-request-id"
-READY_POLL_S = 0.2
 DRAWN_SEEDS = 2**53
 """Seeds are drawn below this: every JSON library can send back what the answer's header says."""
 
 
-def build_app(service: Service, backend: BackendClient, max_body_bytes: int) -> ASGIApp:
+def build_app(models: Models, max_body_bytes: int) -> ASGIApp:
     """The application over parts that are ready."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.include_router(build_router(service, backend, max_body_bytes, int(time.time())))
+    app.include_router(build_router(models, max_body_bytes, int(time.time())))
     app.add_exception_handler(GatewayError, _gateway_error)
     app.add_exception_handler(ClientLeft, _client_left)
     app.add_exception_handler(HTTPException, _http_error)
@@ -58,37 +56,27 @@ def draw_seed() -> int:
     return secrets.randbelow(DRAWN_SEEDS)
 
 
-async def connect(backend: BackendClient, settings: Settings, draw_seed: Callable[[], int] = draw_seed) -> Service:
-    """Wait for the backend and learn what it serves; raises `StartError`."""
-    await _wait_ready(backend, settings.start_timeout_s)
-    info = await backend.info()
-    if info.protocol != PROTOCOL_VERSION:
-        raise StartError(f"the backend speaks window protocol {info.protocol}, this gateway {PROTOCOL_VERSION}")
-    text = load_text(await backend.tokenizer(), datetime.now)
-    return Service(backend, info, text, DEFAULT_POLICY, Admission(settings.max_concurrent), draw_seed)
-
-
-async def serve(settings: Settings, listener: socket.socket, announce: Callable[[str], None]) -> None:
+async def serve(
+    settings: Settings, models: Sequence[ModelConfig], listener: socket.socket, announce: Callable[[str], None]
+) -> None:
     """Run the gateway on a bound socket until it is told to stop; `announce` gets the base URL once it answers."""
-    http = open_http(
-        settings.backend,
-        connections=settings.max_concurrent,
-        connect_timeout_s=settings.connect_timeout_s,
-        first_byte_timeout_s=settings.first_byte_timeout_s,
-    )
+    http = open_http(connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s)
     async with http:
-        backend = BackendClient(http, settings.call_timeout_s)
-        service = await connect(backend, settings)
-        app = build_app(service, backend, settings.max_body_bytes)
+        served = await connect(http, models, settings, draw_seed)
         config = uvicorn.Config(
-            app,
+            build_app(served, settings.max_body_bytes),
             lifespan="off",
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=1,
         )
         announce(replace(settings, port=listener.getsockname()[1]).base_url + "/v1")
-        await DrainingServer(config, service.admission, settings.drain_timeout_s).serve([listener])
+        watching = asyncio.create_task(watch(served.groups, settings.health_interval_s))
+        try:
+            await DrainingServer(config, served.admission, settings.drain_timeout_s).serve([listener])
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 class DrainingServer(uvicorn.Server):
@@ -146,24 +134,6 @@ class RequestIds:
 def _sane(raw: bytes) -> str | None:
     text = raw.decode("latin-1")
     return text if 0 < len(text) <= 128 and text.isascii() and text.isprintable() else None
-
-
-async def _wait_ready(backend: BackendClient, timeout_s: float) -> None:
-    said = "it has not answered"
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    health = await backend.health()
-                except BackendUnavailable as error:
-                    said = error.message
-                else:
-                    if health.status == "ready":
-                        return
-                    said = f"it is {health.status}, {health.loaded:.0%} done"
-                await asyncio.sleep(READY_POLL_S)
-    except TimeoutError as error:
-        raise StartError(f"{backend!r} is not ready after {timeout_s:g} s: {said}") from error
 
 
 async def _gateway_error(request: Request, error: Exception) -> Response:

@@ -1,21 +1,20 @@
 """The window protocol over HTTP: one backend, typed calls, typed errors.
 
-Owns connections, deadlines, retries and the translation of everything httpx or the wire can do wrong into our errors.
-Knows nothing of what the calls are for. Cancelling a call closes its connection, which is how the backend learns that
-nobody wants the answer any more.
+Owns deadlines and the translation of everything aiohttp or the wire can do wrong into our errors. Knows nothing of what
+the calls are for, and tries each of them once: who else may be asked is the replica group's business. Cancelling a call
+closes its connection, which is how the backend learns that nobody wants the answer any more.
 
-Retries: every call is idempotent, so one that never reached the backend, or was answered 503, is sent again twice. One
-that broke off later is not: a request that kills a backend should not be handed to it three times.
+Connections are not limited here. Admission bounds what is in flight; a second, silent bound would only add waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-import httpx
+import aiohttp
 import msgspec
 
 from backend.protocol import (
@@ -35,44 +34,40 @@ from gateway.errors import (
     BackendRefused,
     BackendTimeout,
     BackendUnavailable,
+    BackendUnreachable,
     GatewayError,
     RoleRefused,
 )
 
 Answer = TypeVar("Answer")
-Sleep = Callable[[float], Awaitable[None]]
 
-RETRY_DELAYS_S = (0.1, 0.4)
 HEALTH_TIMEOUT_S = 5.0
 KEEPALIVE_S = 2.0
 """Below the 5 s after which uvicorn closes an idle connection, so that we never write into one being closed."""
 
 
-def open_http(
-    base_url: str, *, connections: int, connect_timeout_s: float, first_byte_timeout_s: float
-) -> httpx.AsyncClient:
-    """An HTTP client with as many connections as there may be calls at a time, and one for health checks."""
-    return httpx.AsyncClient(
-        base_url=base_url,
-        limits=httpx.Limits(
-            max_connections=connections + 1, max_keepalive_connections=connections + 1, keepalive_expiry=KEEPALIVE_S
-        ),
-        timeout=httpx.Timeout(first_byte_timeout_s, connect=connect_timeout_s),
-        headers={"accept-encoding": "identity"},  # streams are read as they come
+def open_http(*, connect_timeout_s: float, first_byte_timeout_s: float) -> aiohttp.ClientSession:
+    """The HTTP client of a whole gateway; to be called in its event loop. The second timeout is for each read."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=first_byte_timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("accept", "accept-encoding", "user-agent"),  # streams are read as they come
         trust_env=False,
     )
 
 
 class BackendClient:
-    """Calls to one backend. `call_timeout_s` bounds each call as a whole, retries not counted."""
+    """Calls to the backend at `url`. `call_timeout_s` bounds each call as a whole."""
 
-    def __init__(self, http: httpx.AsyncClient, call_timeout_s: float, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, call_timeout_s: float) -> None:
         self._http = http
         self._call_timeout_s = call_timeout_s
-        self._sleep = sleep
+        self.url = url.rstrip("/")
 
     def __repr__(self) -> str:
-        return f"<BackendClient {self._http.base_url}>"
+        return f"<BackendClient {self.url}>"
 
     async def info(self) -> Info:
         return await self._call("GET", "/v1/info", None, Info)
@@ -88,25 +83,25 @@ class BackendClient:
 
     async def health(self) -> Health:
         """The backend's own word; status 503 carries one too, so it is not an error here."""
-        with _translated():
-            async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                response = await self._http.get("/healthz")
-        if response.status_code not in (200, 503):
-            raise _refusal(response)
-        return _decode(response.content, Health)
+        deadline = asyncio.get_running_loop().time() + HEALTH_TIMEOUT_S
+        status, content, headers = await self._exchange("GET", "/healthz", None, deadline)
+        if status not in (200, 503):
+            raise _refusal(status, content, headers)
+        return _decode(content, Health)
 
     async def stream(self, request: StreamRequest) -> AsyncGenerator[StreamEvent]:
         """Events as they come. Closing the iterator closes the connection."""
         # The deadline is set read by read: a timeout that spanned a yield would strike in the consumer's code.
-        deadline = asyncio.get_running_loop().time() + self._call_timeout_s
-        response = await self._send("POST", "/v1/stream", request, deadline, stream=True)
+        deadline = self._deadline()
+        response = await self._send("POST", "/v1/stream", request, deadline)
         try:
-            chunks = response.aiter_raw()
+            if response.status != 200:
+                raise _refusal(response.status, await self._read(response, deadline), response.headers)
             line = b""
             while True:
                 with _translated():
                     async with asyncio.timeout_at(deadline):
-                        chunk = await anext(chunks, b"")
+                        chunk = await response.content.readany()
                 if not chunk:
                     break
                 *lines, line = (line + chunk).split(b"\n")
@@ -115,57 +110,67 @@ class BackendClient:
             if line:
                 raise BackendFailed("the backend's stream broke off in the middle of a line")
         finally:
-            await response.aclose()
+            response.release()  # Closes the connection unless all has been read.
 
     async def _call(self, method: str, path: str, body: msgspec.Struct | None, answer: type[Answer]) -> Answer:
-        deadline = asyncio.get_running_loop().time() + self._call_timeout_s
-        response = await self._send(method, path, body, deadline, stream=False)
-        return _decode(response.content, answer)
+        status, content, headers = await self._exchange(method, path, body, self._deadline())
+        if status != 200:
+            raise _refusal(status, content, headers)
+        return _decode(content, answer)
+
+    async def _exchange(
+        self, method: str, path: str, body: msgspec.Struct | None, deadline: float
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        response = await self._send(method, path, body, deadline)
+        try:
+            return response.status, await self._read(response, deadline), response.headers
+        finally:
+            response.release()
 
     async def _send(
-        self, method: str, path: str, body: msgspec.Struct | None, deadline: float, *, stream: bool
-    ) -> httpx.Response:
+        self, method: str, path: str, body: msgspec.Struct | None, deadline: float
+    ) -> aiohttp.ClientResponse:
         content = None if body is None else msgspec.json.encode(body)
-        headers = {} if body is None else {"content-type": "application/json"}
-        for delay_s in (*RETRY_DELAYS_S, None):
-            request = self._http.build_request(method, path, content=content, headers=headers)
-            try:
-                with _translated():
-                    async with asyncio.timeout_at(deadline):
-                        response = await self._http.send(request, stream=stream)
-                        if response.status_code != 200:
-                            await response.aread()
-                            await response.aclose()
-                if response.status_code != 200:
-                    raise _refusal(response)
-            except BackendUnavailable:
-                if delay_s is None:
-                    raise
-                await self._sleep(delay_s)
-            else:
-                return response
-        raise AssertionError("the last attempt returns or raises")
+        headers = None if body is None else _JSON
+        with _translated():
+            async with asyncio.timeout_at(deadline):
+                return await self._http.request(
+                    method, self.url + path, data=content, headers=headers, allow_redirects=False
+                )
+
+    @staticmethod
+    async def _read(response: aiohttp.ClientResponse, deadline: float) -> bytes:
+        with _translated():
+            async with asyncio.timeout_at(deadline):
+                return await response.read()
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._call_timeout_s
+
+
+_JSON = {"content-type": "application/json"}
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise BackendUnavailable(f"the backend cannot be reached: {error}") from error
-    except (httpx.TimeoutException, TimeoutError) as error:
+    except aiohttp.ClientConnectorError as error:
+        raise BackendUnreachable(f"the backend cannot be reached: {error.strerror or error}") from error
+    except aiohttp.ConnectionTimeoutError as error:
+        raise BackendUnreachable("the backend cannot be reached: the connection took too long") from error
+    except TimeoutError as error:
         raise BackendTimeout("the backend did not answer in time") from error
-    except httpx.HTTPError as error:
+    except aiohttp.ClientError as error:
         raise BackendFailed(f"the connection to the backend broke: {error or type(error).__name__}") from error
 
 
-def _refusal(response: httpx.Response) -> GatewayError:
-    status = response.status_code
+def _refusal(status: int, content: bytes, headers: Mapping[str, str]) -> GatewayError:
     try:
-        message = msgspec.json.decode(response.content, type=ErrorBody).error.message
+        message = msgspec.json.decode(content, type=ErrorBody).error.message
     except msgspec.DecodeError:
         message = f"the backend answered status {status}"
-    retry_after_s = response.headers.get("retry-after")
+    retry_after_s = headers.get("retry-after")
     if status == 503:
         return BackendUnavailable(message, retry_after_s=retry_after_s)
     if status == 409:

@@ -12,14 +12,15 @@
     ├── Draining              503  the gateway is shutting down; with Retry-After
     ├── RoleRefused           503  the backend does not play the role the request needs
     └── BackendError               the backend is at fault
-        ├── BackendUnavailable 503 it cannot be reached, or says it is not ready
+        ├── BackendUnavailable 503 it says it is not ready, or there is none
+        │   └── BackendUnreachable it cannot be reached
         ├── BackendTimeout    504  it took too long
         ├── BackendFailed     502  it answered 5xx, broke off, or sent what cannot be read
         │   └── ProtocolViolation  it answered, and the answer breaks the window protocol
         └── BackendRefused  4xx    it refused the call; its status and Retry-After pass through
 
 `ClientLeft` is no error: it tells the HTTP edge that nobody is listening any more. Each boundary translates once and
-keeps the cause (`raise ... from`): the backend client for httpx and the wire, the service for policies.
+keeps the cause (`raise ... from`): the backend client for aiohttp and the wire, the service for policies.
 """
 
 from __future__ import annotations
@@ -118,10 +119,14 @@ class BackendError(GatewayError):
 
 
 class BackendUnavailable(BackendError):
-    """It cannot be reached or is not ready."""
+    """It is not ready, or there is none to ask."""
 
     status = 503
     code = "backend_unavailable"
+
+
+class BackendUnreachable(BackendUnavailable):
+    """No connection to it could be made."""
 
 
 class BackendTimeout(BackendError):

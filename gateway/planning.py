@@ -9,11 +9,11 @@ Every prompt of a list is planned as it would be alone: its choices have the see
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from backend.protocol import Info, Sampling
+from backend.protocol import Info, Role, Sampling
 from gateway.domain import ChatPrompt, Completion, Job, Message, Order, Prompt, TextPrompt, TokenPrompt, choice_seed
 from gateway.errors import ContextExceeded, RequestError, RoleRefused
 from gateway.text import ModelText
@@ -28,10 +28,21 @@ PIECE_CHARS = 64
 
 
 class Planner:
-    """Plans for one model. `draw_seed` gives the seed of a request to which the policy assigns none."""
+    """Plans for one model. `draw_seed` gives the seed of a request to which the policy assigns none.
 
-    def __init__(self, info: Info, text: ModelText, policy: Policy, draw_seed: Callable[[], int]) -> None:
+    `roles` says what the model's backends can do at the moment.
+    """
+
+    def __init__(
+        self,
+        info: Info,
+        text: ModelText,
+        policy: Policy,
+        draw_seed: Callable[[], int],
+        roles: Callable[[], Collection[Role]],
+    ) -> None:
         self._info = info
+        self._roles = roles
         self._text = text
         self._policy = policy
         self._draw_seed = draw_seed
@@ -61,13 +72,14 @@ class Planner:
 
     def _decide(self, order: Order) -> Decision:
         try:
-            serving = Serving(self._info.verify.window - 1, verifier="verify" in self._info.roles)
+            roles = self._roles()
+            serving = Serving(self._info.verify.window - 1, verifier="verify" in roles)
             decision = resolve(self._policy, ANONYMOUS, order.facts, serving)
         except PolicyError as error:
             raise RequestError(str(error), param=error.field) from error
         role = "verify" if decision.mode is Mode.VERIFIED else "draft"
-        if role not in self._info.roles:
-            raise RoleRefused(f"mode {decision.mode} was asked for, and the backend does not {role}")
+        if role not in roles:
+            raise RoleRefused(f"mode {decision.mode} was asked for, and no backend can {role} now")
         return decision
 
     def _jobs(self, order: Order, prompt: tuple[int, ...], sampling: Sampling) -> list[Job]:

@@ -11,11 +11,12 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from gateway.answer import Answer
-from gateway.backend_client import BackendClient
-from gateway.errors import BackendError, BodyTooLarge, ClientLeft, UnsupportedMedia
+from gateway.errors import BodyTooLarge, ClientLeft, UnsupportedMedia
+from gateway.models import Models
 from gateway.openai_api import chat_request, completion_request
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.models import model_card
+from gateway.openai_api.shape import Json
 from gateway.service import Service
 from policies.policy import HEADER
 
@@ -30,42 +31,48 @@ Parser: TypeAlias = Callable[[bytes, str | None], Ask]
 """Makes a request of a body and of what the determinism header says; raises `RequestError`."""
 
 
-def build_router(service: Service, backend: BackendClient, max_body_bytes: int, started_at: int) -> APIRouter:
-    """The routes over one service."""
+def build_router(models: Models, max_body_bytes: int, started_at: int) -> APIRouter:
+    """The routes over the models."""
     router = APIRouter()
-    card = model_card(service.info.model, started_at, service.info.max_context)
+
+    def card(service: Service) -> Json:
+        return model_card(service.info.model, started_at, service.info.max_context)
 
     @router.post(chat_request.ROUTE)
     async def chat_completions(request: Request) -> Response:
         content = await _read_json_body(request, max_body_bytes)
-        return Answer(service, await _parse(chat_request.parse_chat, content, request.headers.get(HEADER)))
+        return _answer(models, await _parse(chat_request.parse_chat, content, request.headers.get(HEADER)))
 
     @router.post(completion_request.ROUTE)
     async def completions(request: Request) -> Response:
         content = await _read_json_body(request, max_body_bytes)
-        return Answer(service, await _parse(completion_request.parse_completion, content, request.headers.get(HEADER)))
+        return _answer(models, await _parse(completion_request.parse_completion, content, request.headers.get(HEADER)))
 
     @router.get("/v1/models")
     async def list_models() -> Response:
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": list(map(card, models.services))})
 
     @router.get("/v1/models/{model:path}")
     async def get_model(model: str) -> Response:
-        service.check_model(model)
-        return JSONResponse(card)
+        return JSONResponse(card(models.service(model)))
 
     @router.get("/healthz")
     async def health() -> Response:
-        if service.admission.draining:
+        if models.admission.draining:
             return JSONResponse({"status": "draining"}, 503)
-        try:
-            backend_health = await backend.health()
-        except BackendError as error:
-            return JSONResponse({"status": "backend_unavailable", "detail": error.message}, 503)
-        ready = backend_health.status == "ready"
-        return JSONResponse({"status": "ready" if ready else f"backend_{backend_health.status}"}, 200 if ready else 503)
+        troubles = models.troubles
+        if not troubles:
+            return JSONResponse({"status": "ready"})
+        # One model that cannot be served is no reason to send the requests for the others elsewhere.
+        partly = len(troubles) < len(models.services)
+        status = "partly_ready" if partly else "backend_unavailable"
+        return JSONResponse({"status": status, "detail": troubles}, 200 if partly else 503)
 
     return router
+
+
+def _answer(models: Models, ask: Ask) -> Answer:
+    return Answer(models.service(ask.order.model), ask)
 
 
 async def _parse(parse: Parser, content: bytes, determinism_header: str | None) -> Ask:

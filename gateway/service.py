@@ -5,11 +5,12 @@ Owns the order of these steps and the choice of the loop that runs a job. Knows 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
-from backend.protocol import Batching, Info
+from backend.protocol import Batching, Info, Role
 from gateway.admission import Admission
 from gateway.domain import (
     ChoiceDeltas,
@@ -48,21 +49,34 @@ class Run:
     events: AsyncGenerator[ChoiceEvent]
 
 
+class Backends(Protocol):
+    """What a service needs of those that serve its model."""
+
+    @property
+    def roles(self) -> Collection[Role]:
+        """What they can do at the moment."""
+        ...
+
+    def session(self) -> WindowBackend:
+        """The backend of one completion."""
+        ...
+
+
 class Service:
-    """One model behind one backend. `draw_seed` gives the seed of a request to which the policy assigns none."""
+    """One model. `draw_seed` gives the seed of a request to which the policy assigns none."""
 
     def __init__(
         self,
-        backend: WindowBackend,
+        backends: Backends,
         info: Info,
         text: ModelText,
         policy: Policy,
         admission: Admission,
         draw_seed: Callable[[], int],
     ) -> None:
-        self._backend = backend
+        self._backends = backends
         self._text = text
-        self._planner = Planner(info, text, policy, draw_seed)
+        self._planner = Planner(info, text, policy, draw_seed, lambda: backends.roles)
         self._verifier = Verifier(info.fingerprint, info.vocab_size)
         self.info = info
         self.admission = admission
@@ -116,6 +130,6 @@ class Service:
 
     def _progress(self, completion: Completion, job: Job) -> AsyncGenerator[Progress]:
         if completion.mode is Mode.VERIFIED:
-            drafts = "draft" in self.info.roles
-            return run_verified(self._backend, job, completion.windows, self._verifier, drafts=drafts)
-        return run_fast(self._backend, job, self._verifier.vocab_size, BATCHING[completion.mode])
+            drafts = "draft" in self._backends.roles
+            return run_verified(self._backends.session(), job, completion.windows, self._verifier, drafts=drafts)
+        return run_fast(self._backends.session(), job, self._verifier.vocab_size, BATCHING[completion.mode])

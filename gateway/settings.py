@@ -21,8 +21,10 @@ MAX_CHOICES = 8
 class Settings:
     """Each field is the flag `--some-field` and the environment variable `VERBATIM_SOME_FIELD`."""
 
-    backend: str
-    """Base URL of the backend."""
+    backend: str | None = None
+    """Base URL of the one backend; or else `models` says who serves what."""
+    models: str | None = None
+    """The models file."""
     host: str = "127.0.0.1"
     port: int = 8042
     max_concurrent: int = 256
@@ -35,12 +37,16 @@ class Settings:
     """How long one call to the backend may take in all; for mode off that is the whole answer."""
     start_timeout_s: float = 300.0
     """How long to wait at start for the backend to become ready."""
+    health_interval_s: float = 2.0
+    """How long to wait before each replica is asked again how it is."""
     drain_timeout_s: float = 30.0
     """How long requests in flight may run on after SIGTERM."""
 
     def __post_init__(self) -> None:
-        if not self.backend.startswith(("http://", "https://")):
+        if self.backend is not None and not self.backend.startswith(("http://", "https://")):
             raise ConfigError("backend must be an http:// or https:// URL", param="backend")
+        if self.backend is not None and self.models is not None:
+            raise ConfigError("backend and models exclude each other", param="models")
         if not 0 <= self.port <= 65535:
             raise ConfigError("port must be between 0 and 65535", param="port")
         if self.max_concurrent < MAX_CHOICES:
@@ -48,7 +54,7 @@ class Settings:
         if self.max_body_bytes < 1:
             raise ConfigError("max_body_bytes must be at least 1", param="max_body_bytes")
         for field in fields(self):
-            if field.name.endswith("_timeout_s"):
+            if field.name.endswith("_s"):
                 value = getattr(self, field.name)
                 if not (value > 0 and math.isfinite(value)):
                     raise ConfigError(f"{field.name} must be a number above 0", param=field.name)
@@ -73,8 +79,11 @@ def read_settings(flags: Mapping[str, object], env: Mapping[str, str]) -> Settin
         elif variable in env:
             values[field.name] = _parse(env[variable], str(field.type), variable)
             sources[field.name] = variable
-    if "backend" not in values:
-        raise ConfigError(f"no backend: give --backend URL or set {ENV_PREFIX}BACKEND", param="backend")
+    if "backend" not in values and "models" not in values:
+        raise ConfigError(
+            f"no backend: give --backend URL or --models FILE, or set {ENV_PREFIX}BACKEND or {ENV_PREFIX}MODELS",
+            param="backend",
+        )
     try:
         return Settings(**values)  # type: ignore[arg-type]  # checked field by field above and in __post_init__
     except ConfigError as error:
@@ -83,7 +92,7 @@ def read_settings(flags: Mapping[str, object], env: Mapping[str, str]) -> Settin
 
 
 def _parse(text: str, type_: str, variable: str) -> object:
-    if type_ == "str":
+    if type_.startswith("str"):
         return text
     try:
         return int(text) if type_ == "int" else float(text)

@@ -20,6 +20,7 @@ from gateway.cli.demo import PROMPTS, Plan, run_demo
 from gateway.cli.policy import keys, policy
 from gateway.cli.up import run_up
 from gateway.errors import ConfigError, GatewayError
+from gateway.models_file import ModelConfig, load_models
 from gateway.settings import Settings, read_settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -34,6 +35,7 @@ GATEWAY_FLAGS = [
     click.option("--first-byte-timeout-s", type=float, help="For the backend to begin its answer."),
     click.option("--call-timeout-s", type=float, help="For one call to the backend in all."),
     click.option("--start-timeout-s", type=float, help="For the backend to become ready."),
+    click.option("--health-interval-s", type=float, help="Between two looks at the health of each backend."),
     click.option("--drain-timeout-s", type=float, help="For requests in flight after SIGTERM."),
 ]
 # The engine owns these defaults and ranges. Said again here, where it cannot be imported; a test compares the two.
@@ -120,14 +122,16 @@ def demo(
 
 
 @main.command()
-@click.option("--backend", help="Base URL of the backend, such as http://127.0.0.1:9000.")
+@click.option("--backend", help="Base URL of the one backend, such as http://127.0.0.1:9000.")
+@click.option("--models", help="YAML file of models and who serves each; instead of --backend.")
 @_flags(GATEWAY_FLAGS)
 def gateway(**flags: Any) -> None:
     """Serve the OpenAI API in front of a backend that is already running."""
     settings = _settings(flags)
+    models = _models(settings)
     with _bind(settings) as listener:
         try:
-            asyncio.run(serve(settings, listener, lambda base_url: click.echo(f"Serving on {base_url}")))
+            asyncio.run(serve(settings, models, listener, lambda base_url: click.echo(f"Serving on {base_url}")))
         except GatewayError as error:
             raise click.ClickException(error.message) from error
 
@@ -172,6 +176,18 @@ def _settings(flags: dict[str, Any]) -> Settings:
         return read_settings(flags, os.environ)
     except ConfigError as error:
         raise click.UsageError(error.message) from error
+
+
+def _models(settings: Settings) -> tuple[ModelConfig, ...]:
+    if settings.models is None:
+        assert settings.backend is not None
+        return (ModelConfig(None, (settings.backend,)),)
+    try:
+        return load_models(Path(settings.models).read_text(encoding="utf-8"), settings.models, os.environ)
+    except OSError as error:
+        raise click.UsageError(f"models: cannot read {settings.models}: {error.strerror}") from error
+    except ValueError as error:  # FileMistakes, or text that is not UTF-8
+        raise click.UsageError(str(error)) from error
 
 
 def _bind(settings: Settings) -> socket.socket:

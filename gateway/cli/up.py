@@ -38,6 +38,7 @@ async def run_up(
     console = Console(stderr=True)
     async with Children() as children:
         signals = _Signals(on_second=children.kill)
+        assert settings.backend is not None
         address = httpx.URL(settings.backend)
         engine = await children.start(
             "engine",
@@ -86,9 +87,10 @@ class _Signals:
 async def _until_ready(settings: Settings, console: Console) -> str:
     """Show the engine's progress until the gateway answers; returns what to tell the user then."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    http = open_http(settings.backend, connections=1, connect_timeout_s=1.0, first_byte_timeout_s=5.0)
+    assert settings.backend is not None
+    http = open_http(connect_timeout_s=1.0, first_byte_timeout_s=5.0)
     async with http, httpx.AsyncClient(base_url=settings.base_url, trust_env=False) as client:
-        engine = BackendClient(http, call_timeout_s=5.0)
+        engine = BackendClient(http, settings.backend, call_timeout_s=5.0)
         with Progress(*columns, console=console) as progress:
             loading = progress.add_task("Loading the model", total=1.0)
             while (model := await _model(client)) is None:

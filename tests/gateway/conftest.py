@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,9 +13,11 @@ import pytest
 import uvicorn
 from toy_backend import ToyBackend
 
-from gateway.app import build_app, connect
-from gateway.backend_client import BackendClient, open_http
-from gateway.service import Service
+from gateway.app import build_app
+from gateway.backend_client import open_http
+from gateway.connect import connect
+from gateway.models import Models
+from gateway.models_file import ModelConfig
 from gateway.settings import Settings
 
 
@@ -25,7 +27,13 @@ class Gateway:
 
     url: str
     http: httpx.AsyncClient
-    service: Service
+    models: Models
+
+    async def check(self) -> None:
+        """Look after all replicas once."""
+        for group in self.models.groups:
+            for replica in group.replicas:
+                await group.check(replica)
 
     async def chat(self, headers: dict[str, str] | None = None, **fields: object) -> httpx.Response:
         body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]} | fields
@@ -68,17 +76,22 @@ def draw_same_seed() -> int:
 async def launch_gateway(
     backend_url: str, draw_seed: Callable[[], int] = draw_same_seed, **overrides: object
 ) -> AsyncIterator[Gateway]:
-    settings = Settings(backend_url, **overrides)  # type: ignore[arg-type]
+    async with launch_models((ModelConfig(None, (backend_url,)),), draw_seed, **overrides) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def launch_models(
+    configs: Sequence[ModelConfig], draw_seed: Callable[[], int] = draw_same_seed, **overrides: object
+) -> AsyncIterator[Gateway]:
+    """A gateway over many backends. Nobody looks after their health unless a test does."""
+    settings = Settings(**overrides)  # type: ignore[arg-type]
     async with open_http(
-        backend_url,
-        connections=settings.max_concurrent,
-        connect_timeout_s=settings.connect_timeout_s,
-        first_byte_timeout_s=settings.first_byte_timeout_s,
+        connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s
     ) as backend_http:
-        backend = BackendClient(backend_http, settings.call_timeout_s, no_sleep)
-        service = await connect(backend, settings, draw_seed)
+        models = await connect(backend_http, configs, settings, draw_seed, no_sleep)
         config = uvicorn.Config(
-            build_app(service, backend, settings.max_body_bytes), lifespan="off", log_level="critical", access_log=False
+            build_app(models, settings.max_body_bytes), lifespan="off", log_level="critical", access_log=False
         )
         server = PromptServer(config)
         listener = socket.socket()
@@ -87,7 +100,7 @@ async def launch_gateway(
         serving = asyncio.create_task(server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
-            yield Gateway(url, http, service)
+            yield Gateway(url, http, models)
         server.stop.set()
         await serving
 

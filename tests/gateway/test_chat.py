@@ -491,9 +491,15 @@ async def test_request_ids(gateway: Gateway) -> None:
 async def test_health(toy: ToyBackend, gateway: Gateway) -> None:
     assert (await gateway.http.get("/healthz")).json() == {"status": "ready"}
     toy.health = Health("loading", 0.5)
+    await gateway.check()
     response = await gateway.http.get("/healthz")
-    assert (response.status_code, response.json()) == (503, {"status": "backend_loading"})
+    assert (response.status_code, response.json()["status"]) == (503, "backend_unavailable")
+    assert response.json()["detail"] == {"toy": f"{toy.url}: it is loading, 50% done"}
+    toy.health = Health("ready", 1.0)
+    await gateway.check()
+    assert (await gateway.http.get("/healthz")).status_code == 200
     toy.faults = on("/healthz", Status(500))
+    await gateway.check()
     response = await gateway.http.get("/healthz")
     assert (response.status_code, response.json()["status"]) == (503, "backend_unavailable")
 
@@ -503,7 +509,7 @@ async def test_our_own_failure_has_an_envelope_too(toy: ToyBackend, stream: bool
     toy.files = msgspec.structs.replace(toy.files, chat_template="{{ 1 + 'a' }}")  # a TypeError, not a template's word
     async with launch_gateway(toy.url) as gateway:
         assert error(await gateway.chat(stream=stream), 500)["message"] == "internal error"
-        await gateway.service.admission.wait_idle()
+        await gateway.models.admission.wait_idle()
 
 
 async def test_start_is_refused_where_the_protocol_differs(toy: ToyBackend) -> None:
@@ -523,7 +529,7 @@ async def test_start_waits_for_the_backend(toy: ToyBackend) -> None:
 
 async def test_start_does_not_wait_for_ever(toy: ToyBackend) -> None:
     toy.health = Health("loading", 0.5)
-    with pytest.raises(StartError, match=r"is not ready after 0\.01 s"):
+    with pytest.raises(StartError, match=r"no backend is ready after 0\.01 s: .*it is loading, 50% done"):
         async with launch_gateway(toy.url, start_timeout_s=0.01):
             pass
 
@@ -546,11 +552,11 @@ async def test_a_full_gateway_refuses_before_any_work(toy: ToyBackend) -> None:
         toy.faults = lambda path, nth: None
         assert (await gateway.chat(is_deterministic=True, max_tokens=1)).status_code == 200
         busy.cancel()
-        await gateway.service.admission.wait_idle()
+        await gateway.models.admission.wait_idle()
 
 
 async def test_a_draining_gateway_refuses(gateway: Gateway) -> None:
-    gateway.service.admission.drain()
+    gateway.models.admission.drain()
     response = await gateway.chat()
     assert error(response, 503)["code"] == "shutting_down"
     assert response.headers["retry-after"] == "1"
@@ -604,7 +610,7 @@ async def test_trouble_before_the_first_byte(
     assert error(response, status)["code"] == code
     if status == 429:
         assert response.headers["retry-after"] == "9"
-    await gateway.service.admission.wait_idle()
+    await gateway.models.admission.wait_idle()
 
 
 @pytest.mark.parametrize("fault", [Status(500), Status(503), Status(200, b"{}"), Drop(5)])
@@ -647,7 +653,7 @@ async def test_one_choice_in_trouble_ends_all(toy: ToyBackend, gateway: Gateway)
     toy.faults = lambda path, nth: (Status(500) if nth == 2 else Hang()) if path == "/v1/verify" else None
     error(await gateway.chat(is_deterministic=True, n=4), 502)
     await toy.left.acquire()
-    await gateway.service.admission.wait_idle()
+    await gateway.models.admission.wait_idle()
 
 
 # --- clients that leave ----------------------------------------------------------------------------------------------
@@ -679,7 +685,7 @@ async def test_a_client_that_leaves_ends_the_backends_work(
         await asking
     for _ in range(n):
         await toy.left.acquire()
-    await gateway.service.admission.wait_idle()
+    await gateway.models.admission.wait_idle()
     toy.faults = lambda path, nth: None
     assert (await gateway.chat(is_deterministic=verified, max_tokens=2)).status_code == 200
 
@@ -692,7 +698,7 @@ async def test_a_client_that_leaves_while_reading(toy: ToyBackend, gateway: Gate
         assert (await anext(lines)).startswith("data: ")
         await toy.hung.acquire()
     await toy.left.acquire()
-    await gateway.service.admission.wait_idle()
+    await gateway.models.admission.wait_idle()
 
 
 async def test_a_client_that_leaves_while_sending(toy: ToyBackend, gateway: Gateway) -> None:

@@ -221,7 +221,7 @@ def test_a_backend_that_never_comes() -> None:
     flags = ["--backend", f"http://127.0.0.1:{nobody}", "--port", "0", "--start-timeout-s", "0.3"]
     result = CliRunner().invoke(main, ["gateway", *flags])
     assert result.exit_code == 1
-    assert "is not ready after 0.3 s" in result.output
+    assert "no backend is ready after 0.3 s" in result.output
 
 
 @pytest.mark.parametrize(

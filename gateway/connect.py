@@ -1,0 +1,74 @@
+"""Finds the backends of each model and learns from them what they serve.
+
+Owns the order of the start. A model can be served once one of its backends is ready; the first in the configured order
+that is ready then decides the fingerprint, unless the configuration names one. Those that come later join if they have
+the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+
+import aiohttp
+import msgspec
+
+from backend.protocol import PROTOCOL_VERSION
+from gateway.admission import Admission
+from gateway.backend_client import BackendClient
+from gateway.errors import StartError
+from gateway.models import Model, Models
+from gateway.models_file import ModelConfig
+from gateway.replica import Replica
+from gateway.replica_group import ReplicaGroup
+from gateway.service import Service
+from gateway.settings import Settings
+from gateway.text import load_text
+from policies.policy import DEFAULT_POLICY
+
+READY_POLL_S = 0.2
+
+
+async def connect(
+    http: aiohttp.ClientSession,
+    configs: Sequence[ModelConfig],
+    settings: Settings,
+    draw_seed: Callable[[], int],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> Models:
+    """Wait for the backends of all models; raises `StartError`. `sleep` is for the pauses before retries."""
+    admission = Admission(settings.max_concurrent)
+
+    async def open_model(config: ModelConfig) -> Model:
+        replicas = [Replica(BackendClient(http, url, settings.call_timeout_s)) for url in config.backends]
+        first = await _first_ready(replicas, config.fingerprint, settings.start_timeout_s)
+        info = first.info
+        assert info is not None
+        model = config.name or info.model
+        group = ReplicaGroup(model, info.fingerprint, replicas, sleep)
+        await asyncio.gather(*(group.check(replica) for replica in replicas if replica is not first))
+        text = load_text(await first.client.tokenizer(), datetime.now)
+        served = msgspec.structs.replace(info, model=model)
+        return Model(Service(group, served, text, DEFAULT_POLICY, admission, draw_seed), group)
+
+    opened = await asyncio.gather(*map(open_model, configs))
+    return Models({model.group.model: model for model in opened}, admission)
+
+
+async def _first_ready(replicas: Sequence[Replica], fingerprint: str | None, timeout_s: float) -> Replica:
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                await asyncio.gather(*(replica.check(fingerprint) for replica in replicas))
+                if ready := next((replica for replica in replicas if replica.belongs), None):
+                    return ready
+                if any(replica.info is not None and replica.info.protocol != PROTOCOL_VERSION for replica in replicas):
+                    raise StartError(_say(replicas))
+                await asyncio.sleep(READY_POLL_S)
+    except TimeoutError as error:
+        raise StartError(f"no backend is ready after {timeout_s:g} s: {_say(replicas)}") from error
+
+
+def _say(replicas: Sequence[Replica]) -> str:
+    return "; ".join(f"{replica.client.url}: {replica.trouble}" for replica in replicas)

@@ -1,0 +1,199 @@
+"""The replicas of one model: whom to ask, and whom to ask next when that fails.
+
+Owns the group's fingerprint, the choice of a replica and the retries. A verified answer depends on the fingerprint
+alone, so a call that failed on one replica is made on another one, and nobody can tell from the tokens.
+
+Who is asked: a completion stays with one replica, which has its prefix cached, until a call fails there; then, and at
+its beginning, it goes to the one with the fewest calls in flight among those that are well. Where none is well, one
+that may be is asked all the same. A drafter is the verifying replica itself where it drafts too.
+
+What is tried again: every call is idempotent. One that reached nobody, or was refused for want of room or of the role
+(429, 409, 503), goes to each replica in turn, and twice more to all of them after a pause if they were not there. One
+that broke off, timed out or got a 5xx goes to one other replica only: a request that kills backends should not be
+handed to all of them. One that the backend refuses as wrong (4xx) is not repeated.
+
+Who is to blame: a replica that could not be reached. For everything else it takes evidence, that the same call went
+well elsewhere; so a request that fails everywhere opens no breaker, whoever keeps sending it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from backend.protocol import (
+    DraftRequest,
+    DraftResponse,
+    Role,
+    StreamEvent,
+    StreamRequest,
+    VerifyRequest,
+    VerifyResponse,
+)
+from gateway.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    BackendUnreachable,
+    ProtocolViolation,
+    RoleRefused,
+)
+from gateway.replica import Replica
+
+T = TypeVar("T")
+Sleep = Callable[[float], Awaitable[None]]
+
+RETRY_DELAYS_S = (0.1, 0.4)
+MOST_BROKEN = 2
+"""Replicas on which one call may break off before it is given up."""
+
+
+class ReplicaGroup:
+    """Replicas that give the bits of one fingerprint, in the order in which they are configured.
+
+    `model` is what clients call the model that they serve.
+    """
+
+    def __init__(self, model: str, fingerprint: str, replicas: Sequence[Replica], sleep: Sleep = asyncio.sleep) -> None:
+        assert replicas
+        self.model = model
+        self.fingerprint = fingerprint
+        self.replicas = tuple(replicas)
+        self.sleep = sleep
+
+    def __repr__(self) -> str:
+        return f"<ReplicaGroup {self.model} {self.fingerprint} {list(self.replicas)}>"
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that somebody plays, and is not known to be gone."""
+        roles: tuple[Role, ...] = ("draft", "verify")
+        return tuple(role for role in roles if any(replica.plays(role) for replica in self.replicas))
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be verified or generated, None where something can."""
+        if any(replica.well and replica.belongs for replica in self.replicas):
+            return None
+        return "; ".join(f"{replica.client.url}: {replica.trouble or 'it keeps failing'}" for replica in self.replicas)
+
+    def session(self) -> Session:
+        """The backend of one completion."""
+        return Session(self)
+
+    async def check(self, replica: Replica) -> None:
+        """Look after one of the replicas. Where others are left, its calls are taken away from one in trouble."""
+        await replica.check(self.fingerprint)
+        if replica.trouble is not None and any(other.well and other.belongs for other in self.replicas):
+            replica.give_up()
+
+    def choose(self, role: Role, but: Sequence[Replica]) -> Replica | None:
+        """The replica to ask; None where nobody is left."""
+        left = [replica for replica in self.replicas if replica.plays(role) and replica not in but]
+        return min([r for r in left if r.well] or left, key=lambda replica: replica.in_flight, default=None)
+
+
+class Session:
+    """What the driver sees: one backend that does not break as long as a replica is there."""
+
+    def __init__(self, group: ReplicaGroup) -> None:
+        self._group = group
+        self._at: dict[Role, Replica] = {}
+
+    def __repr__(self) -> str:
+        return f"<Session at {self._at}>"
+
+    async def draft(self, request: DraftRequest) -> DraftResponse:
+        async def perform(replica: Replica) -> DraftResponse:
+            return await replica.call(lambda client: client.draft(request))
+
+        return await self._somewhere("draft", perform)
+
+    async def verify(self, request: VerifyRequest) -> VerifyResponse:
+        async def perform(replica: Replica) -> VerifyResponse:
+            answer = await replica.call(lambda client: client.verify(request))
+            if answer.fingerprint != self._group.fingerprint:
+                replica.leave(answer.fingerprint)
+                raise ProtocolViolation(
+                    f"the verifier's fingerprint is {answer.fingerprint!r}, expected {self._group.fingerprint!r}"
+                )
+            return answer
+
+        return await self._somewhere("verify", perform)
+
+    async def stream(self, request: StreamRequest) -> AsyncGenerator[StreamEvent]:
+        """Until the first event comes another replica may be asked; from then on the stream is this one's."""
+
+        async def perform(replica: Replica) -> tuple[StreamEvent | None, AsyncGenerator[StreamEvent]]:
+            events = replica.iterate(lambda client: client.stream(request))
+            try:
+                return await anext(events, None), events
+            except BaseException:
+                await events.aclose()
+                raise
+
+        first, rest = await self._somewhere("draft", perform)
+        async with aclosing(rest):
+            if first is not None:
+                yield first
+            async for event in rest:
+                yield event
+
+    async def _somewhere(self, role: Role, perform: Callable[[Replica], Awaitable[T]]) -> T:
+        """Perform on one replica after the other until it goes well, or raise what happened last."""
+        for delay_s in (*RETRY_DELAYS_S, None):
+            failures: list[tuple[Replica, BackendError | RoleRefused]] = []
+            while (replica := self._next(role, [replica for replica, _ in failures])) is not None:
+                try:
+                    answer = await perform(replica)
+                except (BackendError, RoleRefused) as error:
+                    failures.append((replica, error))
+                    if isinstance(error, BackendUnreachable):
+                        replica.blame()
+                    if _is_final(error) or sum(_broke(why) for _, why in failures) == MOST_BROKEN:
+                        raise
+                else:
+                    for failed, why in failures:
+                        if _broke(why):
+                            failed.blame()
+                    self._at[role] = replica
+                    return answer
+            if not failures:
+                raise BackendUnavailable(f"no backend can {role} now: {self._group.trouble or 'none has that role'}")
+            if delay_s is None or not all(isinstance(why, BackendUnavailable) for _, why in failures):
+                raise failures[-1][1]
+            await self._group.sleep(delay_s)
+        raise AssertionError("the last round returns or raises")
+
+    def _next(self, role: Role, but: Sequence[Replica]) -> Replica | None:
+        # The verifying replica has the prefix cached that a draft goes on from, and the other way round.
+        for at in (self._at.get(role), *self._at.values()):
+            if at is not None and at.well and at.plays(role) and at not in but:
+                return at
+        return self._group.choose(role, but)
+
+
+def _is_final(error: BackendError | RoleRefused) -> bool:
+    """Whether the request is at fault, so that nobody else would do better."""
+    return isinstance(error, BackendRefused) and error.status != 429
+
+
+def _broke(error: BackendError | RoleRefused) -> bool:
+    """Whether a replica took the call and did not bring it to its end."""
+    return not isinstance(error, BackendUnavailable | BackendRefused | ProtocolViolation | RoleRefused)
+
+
+async def watch(groups: Sequence[ReplicaGroup], interval_s: float) -> None:
+    """Look after every replica, each by itself, for as long as the gateway runs."""
+
+    async def look_after(group: ReplicaGroup, replica: Replica) -> None:
+        while True:
+            await group.check(replica)
+            await asyncio.sleep(interval_s)
+
+    async with asyncio.TaskGroup() as tasks:
+        for group in groups:
+            for replica in group.replicas:
+                tasks.create_task(look_after(group, replica))
