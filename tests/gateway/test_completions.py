@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import msgspec
 import openai
 import pytest
-from answers import PROMPT, error, events
+from answers import PROMPT, error, events, folded
 from conftest import Gateway, launch_gateway
 from tokenizers import Tokenizer, processors
-from toy_backend import ToyBackend
+from toy_backend import Hang, Status, ToyBackend, on
 from toy_model import EOS, TOKENIZER, VOCAB, ids, piece
 
 from backend.protocol import Sampling, VerifyRequest
@@ -198,18 +199,10 @@ async def test_streamed_and_whole_are_the_same(toy: ToyBackend, gateway: Gateway
             assert items.pop().startswith(": verbatim windows=")
         usage = items.pop()
         assert (usage["choices"], usage["usage"]) == ([], whole["usage"])
-        folded = [{"index": i, "text": "", "logprobs": None} for i in range(len(whole["choices"]))]
         for item in items:
             assert (item["object"], item["usage"]) == ("text_completion", None)
             assert not verified or item["id"] == whole["id"]
-            (choice,) = item["choices"]
-            into = folded[choice["index"]]
-            into["text"] += choice["text"]
-            into["finish_reason"] = choice["finish_reason"]
-            for name, values in (choice["logprobs"] or {}).items():
-                into["logprobs"] = into["logprobs"] or {}
-                into["logprobs"][name] = into["logprobs"].get(name, []) + values
-        assert folded == whole["choices"]
+        assert folded(items) == whole["choices"]
 
 
 async def test_the_id_tells_verified_requests_apart(gateway: Gateway) -> None:
@@ -356,3 +349,56 @@ async def test_the_header_asks_for_the_guarantee_here_too(gateway: Gateway) -> N
     response = await gateway.http.post("/v1/completions", json=body, headers={"X-Verbatim-Determinism": "verified"})
     assert response.headers["x-verbatim-determinism"] == "verified"
     assert error(await gateway.complete(model="gpt-9"), 404)["code"] == "model_not_found"
+
+
+# --- trouble ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("verified", "path"),
+    [(True, "/v1/verify"), (True, "/v1/draft"), (False, "/v1/stream")],
+    ids=lambda value: str(value),
+)
+async def test_a_client_that_leaves_ends_the_work_for_every_prompt(
+    toy: ToyBackend, gateway: Gateway, stream: bool, verified: bool, path: str
+) -> None:
+    toy.faults = on(path, Hang())
+    ask = gateway.complete(prompt=["a", "b", "c"], n=2, is_deterministic=verified, stream=stream, max_tokens=9)
+    asking = asyncio.create_task(ask)
+    for _ in range(6):
+        await toy.hung.acquire()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    for _ in range(6):
+        await toy.left.acquire()
+    await gateway.service.admission.wait_idle()
+
+
+async def test_trouble_with_one_prompt_ends_all(toy: ToyBackend, gateway: Gateway) -> None:
+    toy.faults = lambda path, nth: Status(500) if path == "/v1/verify" and nth == 3 else None
+    ask: dict[str, Any] = {"prompt": ["a", "b"], "is_deterministic": True, "max_tokens": 40}
+    assert error(await gateway.complete(**ask), 502)["code"] == "backend_failed"
+    toy.calls.clear()
+    items = events(await gateway.complete(**ask, stream=True))
+    assert items[-1]["error"]["code"] == "backend_failed"
+    assert "[DONE]" not in items
+    await gateway.service.admission.wait_idle()
+
+
+async def test_a_full_and_a_draining_gateway_refuse(toy: ToyBackend) -> None:
+    toy.faults = on("/v1/verify", Hang())
+    async with launch_gateway(toy.url, max_concurrent=8) as gateway:
+        busy = asyncio.create_task(gateway.complete(prompt=["a"] * 7, is_deterministic=True))
+        for _ in range(7):
+            await toy.hung.acquire()
+        response = await gateway.complete(prompt=["a", "b"], stream=True)
+        assert error(response, 429)["code"] == "rate_limit_exceeded"
+        assert response.headers["retry-after"] == "1"
+        gateway.service.admission.drain()
+        response = await gateway.complete()
+        assert error(response, 503)["code"] == "shutting_down"
+        assert response.headers["retry-after"] == "1"
+        busy.cancel()
+        await gateway.service.admission.wait_idle()
