@@ -138,8 +138,7 @@ def _sane(raw: bytes) -> str | None:
 
 async def _gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
-    headers = {} if error.retry_after_s is None else {"retry-after": error.retry_after_s}
-    return JSONResponse(error.envelope(), error.status, headers)
+    return JSONResponse(error.envelope(), error.status, error.headers)
 
 
 async def _client_left(request: Request, error: Exception) -> Response:

@@ -7,8 +7,12 @@
     │   ├── ContextExceeded   400  code context_length_exceeded
     │   ├── BodyTooLarge      413
     │   ├── UnsupportedMedia  415
-    │   └── ModelNotFound     404  code model_not_found
+    │   ├── ModelNotFound     404  code model_not_found
+    │   ├── NotAllowed        403  the policy does not allow it
+    │   └── Unauthenticated   401  no credentials, or none that hold
     ├── Overloaded            429  admission is full; with Retry-After
+    ├── RateLimited           429  a tenant's limit is reached; with Retry-After and x-ratelimit-*
+    ├── LimitsUnavailable     503  the limits cannot be counted, and the policy's word is to deny
     ├── Draining              503  the gateway is shutting down; with Retry-After
     ├── RoleRefused           503  the backend does not play the role the request needs
     └── BackendError               the backend is at fault
@@ -25,6 +29,8 @@ keeps the cause (`raise ... from`): the backend client for aiohttp and the wire,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class GatewayError(Exception):
     """Base of the tree. Subclasses set how the envelope describes them."""
@@ -38,6 +44,11 @@ class GatewayError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the response says beside its body."""
+        return {} if self.retry_after_s is None else {"retry-after": self.retry_after_s}
 
     def envelope(self) -> dict[str, object]:
         """The body OpenAI would send."""
@@ -90,12 +101,49 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class NotAllowed(RequestError):
+    """The policy does not allow it."""
+
+    status = 403
+    code = "not_allowed"
+
+
+class Unauthenticated(RequestError):
+    """The request shows no credentials, or none that hold. Never says which part of them is wrong."""
+
+    status = 401
+    code = "invalid_api_key"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
+
+
 class Overloaded(GatewayError):
     """All places are taken; refused before any work starts."""
 
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+
+
+class RateLimited(Overloaded):
+    """A limit of the tenant's is reached. `headers` say where it stands."""
+
+    def __init__(self, message: str, *, retry_after_s: str, headers: Mapping[str, str]) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self._headers = dict(headers)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self._headers | super().headers
+
+
+class LimitsUnavailable(GatewayError):
+    """The store of the limits does not answer, and the policy's word is to deny."""
+
+    status = 503
+    code = "limits_unavailable"
 
 
 class Draining(GatewayError):
