@@ -13,6 +13,7 @@ logits are float32 values written as JSON numbers with enough digits to be read 
 | `GET /v1/tokenizer` | | `TokenizerFiles` |
 | `POST /v1/draft` | `DraftRequest` | `DraftResponse` |
 | `POST /v1/verify` | `VerifyRequest` | `VerifyResponse` |
+| `POST /v1/decode` | `DecodeRequest` | lines of `DecodeEvent` JSON (`application/x-ndjson`) |
 | `POST /v1/stream` | `StreamRequest` | lines of `StreamEvent` JSON (`application/x-ndjson`) |
 | `GET /healthz` | | `Health`; status 200 when ready, 503 before |
 | `GET /metrics` | | Prometheus's text format; names are the backend's own |
@@ -37,7 +38,8 @@ MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 100.0
 
 Finish = Literal["stop", "length"]
-Role = Literal["draft", "verify"]
+Role = Literal["draft", "verify", "decode"]
+"""Calls that a backend serves. Streams it serves always; who decodes also verifies."""
 Batching = Literal["dynamic", "invariant", "none"]
 """How a stream shares passes with other requests.
 
@@ -203,6 +205,40 @@ class VerifyResponse(msgspec.Struct, frozen=True):
     fingerprint: str
     wants_draft: bool = True
     wants_draft_ahead: bool = False
+
+
+class DecodeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Have the verifier itself decode up to `max_tokens` after `context`, of which `generated` ids were generated.
+
+    The tokens have the bits that drafting and verifying them would have given.
+    """
+
+    context: list[int]
+    generated: int
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_ids: list[int] = []
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        _check_context(self.context, self.generated)
+        if self.max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1")
+        _check_top(self.top_logprobs, "top_logprobs")
+
+
+class DecodeEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of a decode call: tokens that stand.
+
+    The last line holds `finish`: "stop" when the last token is in `stop_ids`, else "length"; or `wants_draft`, where
+    the backend stops because the rest costs less drafted and verified; or `error` where the call broke.
+    """
+
+    fingerprint: str
+    tokens: list[VerifiedToken] = []
+    finish: Finish | None = None
+    wants_draft: bool = False
+    error: ErrorDetail | None = None
 
 
 class StreamRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

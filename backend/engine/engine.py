@@ -114,6 +114,9 @@ class Engine:
             log.error("the verify role is refused: %s", error)
             self.refusal = str(error)
             roles = ["draft"]
+        else:
+            if fixed.shape_invariant:
+                roles.append("decode")
         self._costs = LaneCosts(shape.window, settled)
         if settled is None:
             measure(runner(MEASURE_BLOCKS), config, self._costs)

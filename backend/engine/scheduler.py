@@ -31,6 +31,7 @@ from backend.protocol import VerifyShape
 Lane = Literal["fast", "fixed"]
 _Queue = Literal["fast", "fixed", "alone"]
 _TURNS: tuple[_Queue, ...] = ("fast", "fixed", "alone")
+_ADVISED_EVERY = 16  # Tokens of a stream that yields: changing over costs some passes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,8 @@ class Scheduler:
                 outcome.broken.append(task)
             elif task.done:
                 if isinstance(task, VerifyTask):
-                    self._advise(task)
+                    self._costs.observe_verdict(len(task.draft), task.agreed)
+                    task.wants_draft = self._advise()
                 self.end(task)
                 outcome.ended.append(task)
             elif isinstance(task, DecodeTask) and task in self._prefilling:
@@ -170,13 +172,13 @@ class Scheduler:
         task.computed = 0
         self.end(task)
 
-    def _advise(self, task: VerifyTask) -> None:
-        self._costs.observe_verdict(len(task.draft), task.agreed)
+    def _advise(self) -> bool:
+        """Whether verified tokens had better be drafted now."""
         running = self.admission.running
-        verified = sum(isinstance(other, VerifyTask) or other.is_draft for other in running)
+        verified = sum(other.in_fixed_lane or (isinstance(other, DecodeTask) and other.is_draft) for other in running)
         advice = self._costs.advise(len(running), verified)
         self.advice[advice] += 1
-        task.wants_draft = advice.drafts
+        return advice.drafts
 
     def _file(self, task: DecodeTask) -> None:
         if task.batching == "none":
@@ -199,6 +201,9 @@ class Scheduler:
             task.finish = "stop"
         elif len(task.tokens) >= self._limits.max_context:
             task.finish = "length"
+        elif task.yields and not task.done and len(task.produced) % _ADVISED_EVERY == 1:
+            self._costs.observe_verdict(0, 0)
+            task.yielded = self._advise()
 
     def _commit(self, task: VerifyTask, token: Scored) -> None:
         """Take the verifier's next token: it agrees with the draft, or replaces what is left of it."""

@@ -29,7 +29,8 @@ class Scored:
 class DecodeTask:
     """Up to `count` tokens after a context: a draft where `is_draft`, else a stream. `batching` is a stream's alone.
 
-    The last `generated` tokens of the context were generated.
+    The last `generated` tokens of the context were generated. A stream that `yields` ends early, `yielded`, where what
+    is left had better be drafted and verified.
     """
 
     context: list[int]
@@ -40,10 +41,12 @@ class DecodeTask:
     is_draft: bool
     generated: int = 0
     batching: Batching = "dynamic"
+    yields: bool = False
     tokens: list[int] = field(init=False)
     computed: int = 0
     produced: list[Scored] = field(default_factory=list)
     finish: Finish | None = None
+    yielded: bool = False
     lease: Lease | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +59,7 @@ class DecodeTask:
 
     @property
     def done(self) -> bool:
-        return self.finish is not None or len(self.produced) == self.count
+        return self.finish is not None or self.yielded or len(self.produced) == self.count
 
     @property
     def top_as_logprobs(self) -> bool:

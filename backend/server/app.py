@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
-
-import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
 
 from backend.engine.engine import Engine
-from backend.engine.tasks import DecodeTask, Scored, VerifyTask
+from backend.engine.tasks import DecodeTask, VerifyTask
 from backend.protocol import (
+    DecodeRequest,
     DraftRequest,
     DraftResponse,
     DraftToken,
     Health,
-    StreamEvent,
     StreamRequest,
-    StreamToken,
     TokenizerFiles,
     VerifiedToken,
     VerifyRequest,
     VerifyResponse,
 )
 from backend.server import metrics
-from backend.server.calls import run, stream
+from backend.server.calls import run
 from backend.server.errors import CallError
 from backend.server.http import answer_errors, check_call, check_ids, check_room, decode, json_response, unless_gone
+from backend.server.lines import DecodeLines, StreamLines, streamed
 
 
 class Backend:
@@ -136,6 +131,25 @@ def create_app(backend: Backend) -> FastAPI:
             )
         )
 
+    async def decode_tokens(request: Request) -> Response:
+        engine = backend.engine
+        if "decode" not in engine.info.roles:
+            raise CallError("role_refused", f"this backend does not decode: {engine.refusal or 'its shape is fixed'}")
+        call = await decode(request, DecodeRequest)
+        check_call(engine.info, call)
+        task = DecodeTask(
+            context=call.context,
+            count=min(call.max_tokens, engine.info.max_context - len(call.context)),
+            sampling=call.sampling,
+            stop_ids=frozenset(call.stop_ids),
+            top=call.top_logprobs,
+            is_draft=False,
+            generated=call.generated,
+            batching="invariant",
+            yields=True,
+        )
+        return await streamed(request, engine, task, DecodeLines(engine.info.fingerprint))
+
     async def stream_tokens(request: Request) -> Response:
         engine = backend.engine
         call = await decode(request, StreamRequest)
@@ -151,10 +165,7 @@ def create_app(backend: Backend) -> FastAPI:
             is_draft=False,
             batching=call.batching,
         )
-        # The first tokens decide between an error status and a stream.
-        tokens = stream(engine, task)
-        first = await unless_gone(request, anext(tokens))
-        return StreamingResponse(_events(task, first, tokens), media_type="application/x-ndjson")
+        return await streamed(request, engine, task, StreamLines())
 
     for path, handler, method in (
         ("/healthz", health, "GET"),
@@ -163,27 +174,9 @@ def create_app(backend: Backend) -> FastAPI:
         ("/v1/tokenizer", tokenizer, "GET"),
         ("/v1/draft", draft, "POST"),
         ("/v1/verify", verify, "POST"),
+        ("/v1/decode", decode_tokens, "POST"),
         ("/v1/stream", stream_tokens, "POST"),
     ):
         app.add_route(path, handler, methods=[method])
     answer_errors(app)
     return app
-
-
-async def _events(
-    task: DecodeTask, first: Sequence[Scored], rest: AsyncGenerator[Sequence[Scored], None]
-) -> AsyncIterator[bytes]:
-    async with aclosing(rest):
-        yield _line(first)
-        try:
-            async for tokens in rest:
-                yield _line(tokens)
-        except CallError as error:
-            yield msgspec.json.encode(StreamEvent(error=error.detail)) + b"\n"
-            return
-    yield msgspec.json.encode(StreamEvent(finish=task.finish or "length")) + b"\n"
-
-
-def _line(tokens: Sequence[Scored]) -> bytes:
-    event = StreamEvent(tokens=[StreamToken(id=t.id, logprob=t.logprob, top=t.top) for t in tokens])
-    return msgspec.json.encode(event) + b"\n"

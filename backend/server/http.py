@@ -13,7 +13,16 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from backend.protocol import DraftRequest, ErrorBody, ErrorDetail, Info, Sampling, StreamRequest, VerifyRequest
+from backend.protocol import (
+    DecodeRequest,
+    DraftRequest,
+    ErrorBody,
+    ErrorDetail,
+    Info,
+    Sampling,
+    StreamRequest,
+    VerifyRequest,
+)
 from backend.server.errors import STATUS, CallError, from_decoding
 
 _MAX_BODY_BYTES = 16 << 20
@@ -46,7 +55,7 @@ async def decode(request: Request, struct: type[Body]) -> Body:
         raise from_decoding(error) from error
 
 
-def check_call(info: Info, call: DraftRequest | VerifyRequest | StreamRequest) -> None:
+def check_call(info: Info, call: DraftRequest | VerifyRequest | DecodeRequest | StreamRequest) -> None:
     """Check what all calls have in common. Raises CallError."""
     check_ids(info, call.context, "context")
     check_room(info, len(call.context), "context")

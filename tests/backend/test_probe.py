@@ -19,7 +19,7 @@ CHECKPOINT = tiny_checkpoint()
 
 def test_the_fixed_lane_passes(dtype: Dtype) -> None:
     with running_engine(CHECKPOINT, dtype) as calls:
-        assert calls.engine.info.roles == ["draft", "verify"] and calls.engine.refusal is None
+        assert calls.engine.info.roles == ["draft", "verify", "decode"] and calls.engine.refusal is None
 
 
 def _by_rows(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

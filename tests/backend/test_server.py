@@ -18,9 +18,20 @@ import pytest
 import torch
 import uvicorn
 
+from backend.engine.lane_costs import Advice
 from backend.kernels.attention import Layout
 from backend.kernels.ops import CPU_FAST, CPU_FIXED, Ops
-from backend.protocol import DraftResponse, ErrorBody, Info, StreamEvent, TokenizerFiles, VerifyResponse
+from backend.protocol import (
+    DecodeEvent,
+    DraftResponse,
+    ErrorBody,
+    Info,
+    Sampling,
+    StreamEvent,
+    TokenizerFiles,
+    VerifiedToken,
+    VerifyResponse,
+)
 from backend.server.app import Backend, create_app
 from tests.backend.harness import Calls, running_engine, tiny_checkpoint
 
@@ -218,3 +229,39 @@ def test_metrics_are_served_and_documented(client: httpx.Client) -> None:
     assert names == documented
     assert 'verbatim_engine_advice_total{reason="cheaper",way=' in page.text
     assert 'verbatim_engine_windows_total{outcome="rolled_back"}' in page.text
+
+
+def test_decoded_tokens_are_the_verified_ones(served: tuple[Calls, httpx.Client, Backend]) -> None:
+    calls, client, _ = served
+    sampling = Sampling(temperature=0.9, seed=3, presence_penalty=0.5)
+    expected = calls.complete(PROMPT, 40, sampling)
+    body = {"context": PROMPT, "generated": 0, "sampling": msgspec.to_builtins(sampling)}
+    tokens: list[VerifiedToken] = []
+    ends = []
+    while len(tokens) < 40:
+        context = [*PROMPT, *(token.id for token in tokens)]
+        call = body | {"context": context, "generated": len(tokens), "max_tokens": 40 - len(tokens), "top_logprobs": 2}
+        events = [
+            msgspec.json.decode(line, type=DecodeEvent)
+            for line in client.post("/v1/decode", json=call).text.splitlines()
+        ]
+        tokens += [token for event in events for token in event.tokens]
+        ends.append((events[-1].finish, events[-1].wants_draft))
+        assert {event.fingerprint for event in events} == {calls.engine.info.fingerprint}
+        assert all((event.finish, event.wants_draft) == (None, False) for event in events[:-1])
+    assert [(token.id, token.logprob) for token in tokens] == expected
+    assert all(len(token.top) == 2 for token in tokens)
+    assert ends == [(None, True)] * (len(ends) - 1) + [("length", False)]
+
+
+def test_decoding_yields_where_drafts_are_cheaper(
+    served: tuple[Calls, httpx.Client, Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, client, _ = served
+    call = {"context": PROMPT, "generated": 0, "max_tokens": 40}
+    for drafts, count in ((True, 1), (False, 40)):
+        monkeypatch.setattr(calls.engine._costs, "_settled", Advice(drafts, "cheaper"))
+        lines = client.post("/v1/decode", json=call).text.splitlines()
+        events = [msgspec.json.decode(line, type=DecodeEvent) for line in lines]
+        assert sum(len(event.tokens) for event in events) == count
+        assert (events[-1].wants_draft, events[-1].finish) == (drafts, None if drafts else "length")
