@@ -75,7 +75,7 @@ def _choose_at_random(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tens
     scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperatures[:, None]
     for row, draw in zip(scaled, draws, strict=True):
         _filter(row, draw.sampling)
-    return (scaled + gumbel([(draw.sampling.seed, draw.position) for draw in draws], logits.shape[1])).argmax(dim=-1)
+    return sample(scaled, [(draw.sampling.seed, draw.position) for draw in draws])
 
 
 def _filter(row: torch.Tensor, sampling: Sampling) -> None:
@@ -109,16 +109,35 @@ def _keep_best(row: torch.Tensor, values: torch.Tensor) -> None:
     row.masked_fill_((row < threshold) | excluded_tied, float("-inf"))
 
 
+def sample(logits: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Choose by the noise of keys[i] = (seed, position) for row i of float32 logits [N, vocab] -> int64 [N].
+
+    Logits may be -inf, but not all of a row's. Of equal scores the lowest id wins.
+    """
+    return (logits + gumbel(keys, logits.shape[1])).argmax(dim=-1)
+
+
 def gumbel(keys: Sequence[tuple[int, int]], vocab: int) -> torch.Tensor:
     """Standard Gumbel noise float32 [len(keys), vocab]; row i is a function of keys[i] = (seed, position) alone."""
-    mixed = [_split_mix(_split_mix(seed & _MASK_64) + position & _MASK_64) for seed, position in keys]
-    low = torch.tensor([_signed(key & 0xFFFFFFFF) for key in mixed], dtype=torch.int32)[:, None]
-    high = torch.tensor([_signed(key >> 32) for key in mixed], dtype=torch.int32)[:, None]
-    bits = _mix32(_mix32(torch.arange(vocab, dtype=torch.int32) ^ low) ^ high)
+    bits = noise_bits(keys, vocab)
     # Uniform on (0, 1) with full relative precision near 0, which is where the winners are: a token wins where its
     # exponential -log(1 - u) is small.
     uniform = ((bits & 0x7FFFFFFF).float() + 0.5) * 2.0**-31
     return -torch.log(-torch.log1p(-uniform.clamp_(max=1 - 2.0**-24)))
+
+
+def noise_bits(keys: Sequence[tuple[int, int]], vocab: int) -> torch.Tensor:
+    """The hash that the noise is made from, int32 [len(keys), vocab]."""
+    low, high = noise_keys(keys)
+    return _mix32(_mix32(torch.arange(vocab, dtype=torch.int32) ^ low[:, None]) ^ high[:, None])
+
+
+def noise_keys(keys: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two halves, int32 [len(keys)] each, of the hash's key for each (seed, position)."""
+    mixed = [_split_mix(_split_mix(seed & _MASK_64) + position & _MASK_64) for seed, position in keys]
+    low = torch.tensor([_signed(key & 0xFFFFFFFF) for key in mixed], dtype=torch.int32)
+    high = torch.tensor([_signed(key >> 32) for key in mixed], dtype=torch.int32)
+    return low, high
 
 
 def _mix32(x: torch.Tensor) -> torch.Tensor:
