@@ -148,7 +148,8 @@ async def _client_left(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = {404: f"no such path: {request.method} {request.url.path}", 405: f"{request.method} is not allowed here"}
-    body = envelope(said.get(error.status_code, error.detail), "invalid_request_error")
+    code = "unknown_url" if error.status_code == 404 else None  # OpenAI's
+    body = envelope(said.get(error.status_code, error.detail), "invalid_request_error", code=code)
     return JSONResponse(body, error.status_code, error.headers)
 
 

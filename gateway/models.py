@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.admission import Admission
-from gateway.errors import ModelNotFound
+from gateway.errors import ModelNotFound, RequestError
 from gateway.replica_group import ReplicaGroup
 from gateway.service import Service
 
@@ -52,3 +52,11 @@ class Models:
             served = ", ".join(map(repr, self._models))
             raise ModelNotFound(f"the model {model!r} does not exist; this gateway serves {served}", param="model")
         return self._models[model].service
+
+    def service_or_only(self, model: str | None) -> Service:
+        """The named one, or where none is named the only one; raises `ModelNotFound` or `RequestError`."""
+        if model is not None:
+            return self.service(model)
+        if len(self._models) > 1:
+            raise RequestError("model is required: this gateway serves several", param="model")
+        return self.services[0]

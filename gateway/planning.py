@@ -1,30 +1,24 @@
 """From an order to a completion: the policy's decision, the prompts' tokens, a job for each choice.
 
-Owns the checks that need the model: its roles, its vocabulary, its context. Prompts of every kind become token ids
-here, and from then on nothing asks where they came from: the same ids, sampling and seed give the same tokens.
+Owns the checks that need the model: its roles and its context. Prompts of every kind have become token ids here, and
+from then on nothing asks where they came from: the same ids, sampling and seed give the same tokens.
 
 Every prompt of a list is planned as it would be alone: its choices have the seeds they would have had.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from backend.protocol import Info, Role, Sampling
-from gateway.domain import ChatPrompt, Completion, Job, Message, Order, Prompt, TextPrompt, TokenPrompt, choice_seed
+from gateway.domain import ChatPrompt, Completion, Job, Order, Prompt, choice_seed
 from gateway.errors import ContextExceeded, RequestError, RoleRefused
+from gateway.prompt_tokens import PromptTokens, field_of
 from gateway.text import ModelText
 from policies.document import ANONYMOUS
 from policies.policy import Decision, Mode, Policy, PolicyError, Serving, resolve
-
-INLINE_CHARS = 16_384
-"""Prompts up to this long are tokenised on the event loop, in under about 10 ms; longer ones in a thread."""
-
-PIECE_CHARS = 64
-"""What a message or a prompt weighs beside its own words: an empty one is worked on too."""
 
 
 class Planner:
@@ -37,6 +31,7 @@ class Planner:
         self,
         info: Info,
         text: ModelText,
+        tokens: PromptTokens,
         policy: Policy,
         draw_seed: Callable[[], int],
         roles: Callable[[], Collection[Role]],
@@ -44,20 +39,18 @@ class Planner:
         self._info = info
         self._roles = roles
         self._text = text
+        self._tokens = tokens
         self._policy = policy
         self._draw_seed = draw_seed
 
     async def plan(self, order: Order) -> Completion:
         """Raises `RequestError` naming the field at fault, or `RoleRefused`."""
-        self._check_ids([id_ for id_, _ in order.sampling.logit_bias], "logit_bias")
-        self._check_ids(order.stop_ids, "stop_token_ids")
+        self._tokens.check_ids([id_ for id_, _ in order.sampling.logit_bias], "logit_bias")
+        self._tokens.check_ids(order.stop_ids, "stop_token_ids")
         decision = self._decide(order)
         seed = self._draw_seed() if decision.seed is None else decision.seed
         sampling = msgspec.structs.replace(order.sampling, seed=seed, **decision.sampling)
-        if sum(map(_weight, order.prompts)) <= INLINE_CHARS:
-            prompts = self._encode(order.prompts)
-        else:
-            prompts = await asyncio.to_thread(self._encode, order.prompts)
+        prompts = await self._tokens.encode(order.prompts)
         return Completion(
             model=order.model,
             mode=decision.mode,
@@ -99,39 +92,6 @@ class Planner:
             for index in range(order.choices)
         ]
 
-    def _encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-        return [self._prompt_ids(prompt) for prompt in prompts]
-
-    def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        match prompt:
-            case ChatPrompt():
-                # The template writes the special tokens itself.
-                ids = self._text_ids(self._text.render_chat(prompt), prompt, False)
-            case TextPrompt():
-                ids = self._text_ids(prompt.text, prompt, prompt.special_tokens)
-            case TokenPrompt():
-                ids = prompt.ids
-                self._check_ids(ids, "prompt")
-        if not ids:
-            field = _field(prompt)
-            raise RequestError(f"{field} must make at least one token", param=field)
-        if len(ids) >= self._info.max_context:
-            raise self._too_long(prompt, str(len(ids)))
-        return ids
-
-    def _text_ids(self, text: str, prompt: Prompt, special_tokens: bool) -> tuple[int, ...]:
-        # Nobody waits for the tokens of a prompt that cannot fit.
-        if (least := self._text.least_tokens(text)) >= self._info.max_context:
-            raise self._too_long(prompt, f"at least {least}")
-        return self._text.encode(text, special_tokens=special_tokens)
-
-    def _too_long(self, prompt: Prompt, tokens: str) -> ContextExceeded:
-        said = "the messages make" if isinstance(prompt, ChatPrompt) else "the prompt has"
-        return ContextExceeded(
-            f"this model's maximum context length is {self._info.max_context} tokens, but {said} {tokens} tokens",
-            param=_field(prompt),
-        )
-
     def _room(self, prompt: int, order: Order) -> int:
         """How many tokens may be generated behind a prompt that fits."""
         limit, asked = self._info.max_context, order.max_tokens
@@ -140,7 +100,7 @@ class Planner:
         if prompt + asked > limit:
             raise ContextExceeded(
                 f"this model's maximum context length is {limit} tokens, but {prompt + asked} were asked for"
-                f" ({prompt} in the {_field(order.prompts[0])}, {asked} in the completion)",
+                f" ({prompt} in the {field_of(order.prompts[0])}, {asked} in the completion)",
                 param=order.max_tokens_field,
             )
         return asked
@@ -149,33 +109,6 @@ class Planner:
         tool_format = self._text.tool_format
         return tool_format.spelled if tool_format and isinstance(prompt, ChatPrompt) and prompt.tools else ()
 
-    def _check_ids(self, ids: Sequence[int], field: str) -> None:
-        if ids and max(ids) >= self._info.vocab_size:
-            raise RequestError(
-                f"{field} holds token id {max(ids)}; the vocabulary has {self._info.vocab_size}", param=field
-            )
-
-
-def _field(prompt: Prompt) -> str:
-    """What the client calls a prompt of this kind."""
-    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-
 
 def _continues(prompt: Prompt) -> bool:
     return prompt.continues if isinstance(prompt, ChatPrompt) else True
-
-
-def _weight(prompt: Prompt) -> int:
-    match prompt:
-        case ChatPrompt():
-            tools = len(msgspec.json.encode(prompt.tools)) if prompt.tools else 0
-            return tools + sum(map(_message_weight, prompt.messages))
-        case TextPrompt():
-            return PIECE_CHARS + len(prompt.text)
-        case TokenPrompt():
-            return 0
-
-
-def _message_weight(message: Message) -> int:
-    calls = sum(len(msgspec.json.encode(call.arguments)) for call in message.tool_calls)
-    return PIECE_CHARS + len(message.content) + len(message.name or "") + calls

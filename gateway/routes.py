@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Concatenate, ParamSpec, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
@@ -17,6 +18,7 @@ from gateway.openai_api import chat_request, completion_request
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.models import model_card
 from gateway.openai_api.shape import Json
+from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES, parse_detokenize, parse_tokenize
 from gateway.service import Service
 from policies.policy import HEADER
 
@@ -27,8 +29,10 @@ INLINE_BYTES = 64 * 1024
 """Bodies up to this long are parsed on the event loop; longer ones, of which some take half a second, in a thread."""
 
 
-Parser: TypeAlias = Callable[[bytes, str | None], Ask]
-"""Makes a request of a body and of what the determinism header says; raises `RequestError`."""
+JSON = "application/json"
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def build_router(models: Models, max_body_bytes: int, started_at: int) -> APIRouter:
@@ -47,6 +51,24 @@ def build_router(models: Models, max_body_bytes: int, started_at: int) -> APIRou
     async def completions(request: Request) -> Response:
         content = await _read_json_body(request, max_body_bytes)
         return _answer(models, await _parse(completion_request.parse_completion, content, request.headers.get(HEADER)))
+
+    async def tokenize(request: Request) -> Response:
+        ask = await _parse(parse_tokenize, await _read_json_body(request, max_body_bytes))
+        service = models.service_or_only(ask.model)
+        ids = await service.tokens.encode(ask.prompts, fitting=False)
+        return Response(msgspec.json.encode(ask.body(ids, service.text, service.info.max_context)), media_type=JSON)
+
+    async def detokenize(request: Request) -> Response:
+        ask = await _parse(parse_detokenize, await _read_json_body(request, max_body_bytes))
+        service = models.service_or_only(ask.model)
+        for row in ask.rows:
+            service.tokens.check_ids(row, "tokens")
+        return Response(msgspec.json.encode(await asyncio.to_thread(ask.body, service.text)), media_type=JSON)
+
+    for path in TOKENIZE_ROUTES:
+        router.add_api_route(path, tokenize, methods=["POST"])
+    for path in DETOKENIZE_ROUTES:
+        router.add_api_route(path, detokenize, methods=["POST"])
 
     @router.get("/v1/models")
     async def list_models() -> Response:
@@ -75,10 +97,10 @@ def _answer(models: Models, ask: Ask) -> Answer:
     return Answer(models.service(ask.order.model), ask)
 
 
-async def _parse(parse: Parser, content: bytes, determinism_header: str | None) -> Ask:
+async def _parse(parse: Callable[Concatenate[bytes, P], T], content: bytes, *more: P.args, **named: P.kwargs) -> T:
     if len(content) <= INLINE_BYTES:
-        return parse(content, determinism_header)
-    return await asyncio.to_thread(parse, content, determinism_header)
+        return parse(content, *more, **named)
+    return await asyncio.to_thread(parse, content, *more, **named)
 
 
 async def _read_json_body(request: Request, limit: int) -> bytes:

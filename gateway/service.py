@@ -29,6 +29,7 @@ from gateway.dvr import Verifier
 from gateway.errors import ModelNotFound, RequestError
 from gateway.merge import merge
 from gateway.planning import Planner
+from gateway.prompt_tokens import PromptTokens
 from gateway.text import ModelText
 from policies.policy import Mode, Policy
 
@@ -75,10 +76,11 @@ class Service:
         draw_seed: Callable[[], int],
     ) -> None:
         self._backends = backends
-        self._text = text
-        self._planner = Planner(info, text, policy, draw_seed, lambda: backends.roles)
+        self.tokens = PromptTokens(info, text)
+        self._planner = Planner(info, text, self.tokens, policy, draw_seed, lambda: backends.roles)
         self._verifier = Verifier(info.fingerprint, info.vocab_size)
         self.info = info
+        self.text = text
         self.admission = admission
 
     def __repr__(self) -> str:
@@ -105,10 +107,10 @@ class Service:
             completion = await self._planner.plan(order)
             choices = [self._choice(completion, index) for index in range(len(completion.jobs))]
             async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:
-                yield Run(completion, self._text, events)
+                yield Run(completion, self.text, events)
 
     async def _choice(self, completion: Completion, index: int) -> AsyncGenerator[ChoiceEvent]:
-        text = self._text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)
+        text = self.text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)
         counts = Counts()
         finish: Finish = "length"
         async with aclosing(self._progress(completion, completion.jobs[index])) as progress:

@@ -55,6 +55,10 @@ class ModelText:
         (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
         return tuple(encoding.ids)
 
+    def decode(self, ids: Sequence[int], *, special_tokens: bool) -> str:
+        """Token ids as a text, with special tokens spelled out or left out."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=not special_tokens))
+
     def output(self, stops: Sequence[str], *, continues: bool, spelled: Collection[str]) -> OutputText:
         """The text of a new answer, which may go on with another text and spell out some special tokens."""
         return OutputText(self.token_bytes, stops, continues=continues, spelled=spelled)

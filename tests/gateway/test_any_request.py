@@ -26,6 +26,11 @@ PATHS = {
     "/v1/chat/completions": {"model": "toy", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "toy", "prompt": "hi"},
 }
+OTHER_PATHS = {
+    "/tokenize": {"prompt": "hi"},
+    "/v1/tokenize": {"messages": [{"role": "user", "content": "hi"}]},
+    "/detokenize": {"tokens": [1, 2]},
+}
 RULES = (chat_request.RULES, completion_request.RULES)
 FIELDS = sorted(
     {
@@ -104,9 +109,8 @@ def http(running: Served) -> Iterator[httpx.Client]:
 
 def check(response: httpx.Response) -> None:
     if response.status_code == 200:
-        assert "choices" in (
-            response.json() if response.headers["content-type"] == "application/json" else response.text
-        )
+        body = response.json() if response.headers["content-type"] == "application/json" else response.text
+        assert any(name in body for name in ("choices", "tokens", "prompt"))
     else:
         assert 400 <= response.status_code < 500, response.text
         found = error(response, response.status_code)
@@ -118,16 +122,19 @@ fuzz = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChe
 
 @fuzz
 @given(
-    st.sampled_from(sorted(PATHS)),
+    st.sampled_from(sorted(PATHS | OTHER_PATHS)),
     st.dictionaries(st.sampled_from(FIELDS), st.sampled_from(ORDINARY) | JSON, max_size=4),
 )
 def test_any_fields(http: httpx.Client, path: str, fields: dict[str, Any]) -> None:
-    body = PATHS[path] | fields
+    body = (PATHS | OTHER_PATHS)[path] | fields
     check(http.post(path, content=json.dumps(body), headers={"content-type": "application/json"}))
 
 
 @fuzz
-@given(st.sampled_from(sorted(PATHS)), st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
+@given(
+    st.sampled_from(sorted(PATHS | OTHER_PATHS)),
+    st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()),
+)
 def test_any_body(http: httpx.Client, path: str, content: bytes) -> None:
     response = http.post(path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400

@@ -373,7 +373,7 @@ async def test_a_client_that_leaves_ends_the_work_for_every_prompt(
         await asking
     for _ in range(6):
         await toy.left.acquire()
-    await gateway.service.admission.wait_idle()
+    await gateway.models.admission.wait_idle()
 
 
 async def test_trouble_with_one_prompt_ends_all(toy: ToyBackend, gateway: Gateway) -> None:
@@ -384,7 +384,7 @@ async def test_trouble_with_one_prompt_ends_all(toy: ToyBackend, gateway: Gatewa
     items = events(await gateway.complete(**ask, stream=True))
     assert items[-1]["error"]["code"] == "backend_failed"
     assert "[DONE]" not in items
-    await gateway.service.admission.wait_idle()
+    await gateway.models.admission.wait_idle()
 
 
 async def test_a_full_and_a_draining_gateway_refuse(toy: ToyBackend) -> None:
@@ -396,9 +396,9 @@ async def test_a_full_and_a_draining_gateway_refuse(toy: ToyBackend) -> None:
         response = await gateway.complete(prompt=["a", "b"], stream=True)
         assert error(response, 429)["code"] == "rate_limit_exceeded"
         assert response.headers["retry-after"] == "1"
-        gateway.service.admission.drain()
+        gateway.models.admission.drain()
         response = await gateway.complete()
         assert error(response, 503)["code"] == "shutting_down"
         assert response.headers["retry-after"] == "1"
         busy.cancel()
-        await gateway.service.admission.wait_idle()
+        await gateway.models.admission.wait_idle()
