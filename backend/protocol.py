@@ -36,6 +36,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 100.0
+MAX_GRAMMAR_BYTES = 64 << 10
 
 Finish = Literal["stop", "length"]
 Role = Literal["draft", "verify", "decode"]
@@ -49,6 +50,26 @@ Batching = Literal["dynamic", "invariant", "none"]
 """
 
 
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A language that the generated text must belong to, from its first token to its last.
+
+    "json_schema": `text` is a JSON object, a schema in the sense of draft 2020-12. The objects it describes are written
+    with their properties in the order in which the schema lists them, so the order of its keys has a meaning.
+    "regex": `text` is a regular expression in the syntax of Rust's regex crate, matched from beginning to end.
+
+    Equal texts are equal grammars; a caller writes a schema in one form (no white space, keys in the order given).
+    """
+
+    kind: Literal["json_schema", "regex"]
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ValueError("text must not be empty")
+        if len(self.text.encode()) > MAX_GRAMMAR_BYTES:
+            raise ValueError(f"text must have at most {MAX_GRAMMAR_BYTES} bytes")
+
+
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one token is chosen from its logits; with the seed and the position it fixes the choice.
 
@@ -60,6 +81,10 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `frequency_penalty` times the number of a token's occurrences among the generated ones is subtracted, then
       `presence_penalty` where there is any. A call's `generated` says how much of its context was generated.
     - While fewer than `min_tokens` tokens were generated, the call's `stop_ids` cannot be chosen.
+    - Only tokens that the `grammar` allows behind the generated ones can be chosen. A stop id that stands for no text
+      is allowed exactly where the grammar may end, one that stands for text where the grammar takes the text. Where
+      only stop ids are allowed one is chosen, whatever `min_tokens` says. Behind generated tokens that are not of the
+      grammar, which are never of an answer, everything is allowed.
 
     Then the filters apply in the order temperature, top_k, top_p, min_p, each on what the one before left. `top_k` 0
     means no limit. Temperature 0 takes the highest logit; ties go to the lowest token id throughout.
@@ -77,6 +102,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
+    grammar: Grammar | None = None
 
     @property
     def adjusts(self) -> bool:
@@ -87,6 +113,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             or self.repetition_penalty != 1
             or self.min_tokens > 0
             or bool(self.logit_bias)
+            or self.grammar is not None
         )
 
     def __post_init__(self) -> None:

@@ -261,8 +261,8 @@ class Engine:
         self._observe(work, seconds)
         self._totals.add_pass(work, seconds)
         outcome = self._scheduler.apply(work, chosen)
-        for task in outcome.broken:
-            self._listeners.pop(task).failed(EngineError("the model's logits for this context are not finite"))
+        for task, reason in outcome.broken:
+            self._listeners.pop(task).failed(EngineError(reason))
         ended = set(outcome.ended)
         for span, count in zip(work.spans, before, strict=True):
             listener = self._listeners.get(span.task)

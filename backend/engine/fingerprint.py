@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import version
 
 import torch
 
@@ -27,6 +28,7 @@ def fingerprint(weights_digest: str, dtype: torch.dtype, fixed: Ops, shape: Veri
         "ops": fixed.name,
         "shape": None if fixed.shape_invariant else [shape.groups, shape.window],
         "torch": torch.__version__,
+        "llguidance": version("llguidance"),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "probe": probe_digest,
     }

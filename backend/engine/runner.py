@@ -6,19 +6,22 @@ from collections.abc import Sequence
 
 import torch
 
+from backend.engine.grammar_source import GrammarError
 from backend.engine.kv_pool import TRASH_BLOCK, ZERO_BLOCK, KvPool
 from backend.engine.model import Model
 from backend.engine.op_trace import OpTrace
 from backend.engine.prefix_cache import Lease
 from backend.engine.scheduler import Lane, Pass, Span
-from backend.engine.tasks import DecodeTask, Scored, Task
+from backend.engine.tasks import DecodeTask, Scored, Task, Unchosen
 from backend.kernels.adjust import Past
 from backend.kernels.attention import BLOCK, Layout
 from backend.kernels.ops import Ops
 from backend.kernels.sampling import Draw, choose, finite_rows, logprobs, top_scores
-from backend.protocol import VerifyShape
+from backend.protocol import Sampling, VerifyShape
 
 _SCORED_ROWS = 16
+_IDLE = Draw(Sampling(temperature=0.0), 0)  # Stands in for a row that chooses nothing.
+_NOT_FINITE = Unchosen("the model's logits for this context are not finite")
 
 
 class Runner:
@@ -42,10 +45,10 @@ class Runner:
         if lease.copy is not None:
             self._kv.copy(*lease.copy)
 
-    def run(self, work: Pass) -> list[list[Scored | None]]:
-        """Run one pass; the chosen tokens of each span, in order. None for a row whose logits are not finite."""
+    def run(self, work: Pass) -> list[list[Scored | Unchosen]]:
+        """Run one pass; the chosen tokens of each span, in order."""
         logits = self.forward(work)
-        draws: list[Draw] = []
+        draws: list[Draw | Unchosen] = []
         tasks: list[Task] = []
         for span in work.spans:
             # The row at position p chooses the token at position p + 1.
@@ -53,7 +56,7 @@ class Runner:
             draws.extend(_draw(span.task, position) for position in range(end - span.choices, end))
             tasks += [span.task] * span.choices
         # A few rows at a time, so that what is computed of them stays in the cache. Each row is scored by itself.
-        scored: list[Scored | None] = []
+        scored: list[Scored | Unchosen] = []
         for first in range(0, len(draws), _SCORED_ROWS):
             rows = slice(first, first + _SCORED_ROWS)
             scored += _score(logits[rows], draws[rows], tasks[rows])
@@ -76,12 +79,19 @@ class Runner:
         return self._model.forward(ops, token_ids, layout, self._kv, torch.tensor(logit_rows, dtype=torch.int64))
 
 
-def _draw(task: Task, position: int) -> Draw:
+def _draw(task: Task, position: int) -> Draw | Unchosen:
     """How the token at a position is to be chosen: with a past of its own, drafts included, where it needs one."""
     if not task.sampling.adjusts:
         return Draw(task.sampling, position)
     generated = position - (len(task.context) - task.generated)
-    return Draw(task.sampling, position, Past(task.tokens[:position], generated, task.stop_ids))
+    allowed: bytes | None = None
+    if task.sampling.grammar is not None:
+        assert task.constraint is not None
+        try:
+            allowed = task.constraint.allowed(task.tokens[position - generated : position])
+        except GrammarError as error:
+            return Unchosen(str(error))
+    return Draw(task.sampling, position, Past(task.tokens[:position], generated, task.stop_ids, allowed))
 
 
 def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[torch.Tensor, Layout]:
@@ -130,20 +140,24 @@ def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[tor
 
 
 @torch.inference_mode()
-def _score(logits: torch.Tensor, draws: Sequence[Draw], tasks: Sequence[Task]) -> list[Scored | None]:
-    """Choose and score one token for each row of logits [N, vocab]; None for a row that is not finite."""
+def _score(logits: torch.Tensor, draws: Sequence[Draw | Unchosen], tasks: Sequence[Task]) -> list[Scored | Unchosen]:
+    """Choose and score one token for each row of logits [N, vocab], where it is finite and its draw says how."""
     finite = finite_rows(logits)
     if not bool(finite.all()):
         logits = logits.masked_fill(~finite[:, None], 0.0)
-    ids = choose(logits, draws)
+    ids = choose(logits, [_IDLE if isinstance(draw, Unchosen) else draw for draw in draws])
     log_probabilities = logprobs(logits)
     chosen = log_probabilities.gather(1, ids[:, None])[:, 0].tolist()
     margins = _margins(logits).tolist() if any(_is_draft(task) for task in tasks) else [0.0] * len(tasks)
     tops = [(log_probabilities if task.top_as_logprobs else logits)[row] for row, task in enumerate(tasks)]
     return [
-        Scored(token, logprob, margin if _is_draft(task) else 0.0, top_scores(top, task.top)) if stands else None
-        for stands, token, logprob, margin, top, task in zip(
-            finite.tolist(), ids.tolist(), chosen, margins, tops, tasks, strict=True
+        draw
+        if isinstance(draw, Unchosen)
+        else Scored(token, logprob, margin if _is_draft(task) else 0.0, top_scores(top, task.top))
+        if stands
+        else _NOT_FINITE
+        for draw, stands, token, logprob, margin, top, task in zip(
+            draws, finite.tolist(), ids.tolist(), chosen, margins, tops, tasks, strict=True
         )
     ]
 

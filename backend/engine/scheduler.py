@@ -25,7 +25,7 @@ from typing import Literal
 
 from backend.engine.admission import Admission
 from backend.engine.lane_costs import Advice, LaneCosts
-from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
+from backend.engine.tasks import DecodeTask, Scored, Task, Unchosen, VerifyTask
 from backend.protocol import VerifyShape
 
 Lane = Literal["fast", "fixed"]
@@ -55,10 +55,10 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The tasks that ended with a pass, and those it broke."""
+    """The tasks that ended with a pass, and those it broke with the reason."""
 
     ended: list[Task]
-    broken: list[Task]
+    broken: list[tuple[Task, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +134,18 @@ class Scheduler:
                 return work
         return None
 
-    def apply(self, done: Pass, chosen: Sequence[Sequence[Scored | None]]) -> Outcome:
-        """Take a pass's results: `choices` tokens for each span, None for a row whose logits were not finite.
-
-        Such a row breaks its task, unless it lies behind a refused draft.
+    def apply(self, done: Pass, chosen: Sequence[Sequence[Scored | Unchosen]]) -> Outcome:
+        """Take a pass's results: `choices` for each span. A row without a token breaks its task, unless it lies behind
+        a refused draft.
         """
         outcome = Outcome([], [])
         for span, tokens in zip(done.spans, chosen, strict=True):
             task = span.task
             task.computed = span.start + span.count
-            broken = False
+            broken: Unchosen | None = None
             for token in tokens:
-                if token is None:
-                    broken = True
+                if isinstance(token, Unchosen):
+                    broken = token
                 elif isinstance(task, VerifyTask):
                     self._commit(task, token)
                 else:
@@ -155,7 +154,7 @@ class Scheduler:
                     break  # What follows was computed behind a refused draft.
             if broken:
                 self.fail(task)
-                outcome.broken.append(task)
+                outcome.broken.append((task, broken.reason))
             elif task.done:
                 if isinstance(task, VerifyTask):
                     self._costs.observe_verdict(len(task.draft), task.agreed)

@@ -1,6 +1,7 @@
 """The engine's unit of work: one window-protocol call, from admission to its last token.
 
 A task holds its tokens, how far their KV is computed, and what it has produced. It changes only through the scheduler.
+Where its sampling has a grammar, `constraint` is that grammar at work for this call.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from backend.engine.grammar import Constraint
 from backend.engine.prefix_cache import Lease
 from backend.protocol import Batching, Finish, Sampling, ScoredToken
 
@@ -23,6 +25,13 @@ class Scored:
     logprob: float
     margin: float
     top: list[ScoredToken]
+
+
+@dataclass(frozen=True, slots=True)
+class Unchosen:
+    """No token could be chosen; `reason` says why. It breaks its task, unless it lies behind a refused draft."""
+
+    reason: str
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +51,7 @@ class DecodeTask:
     generated: int = 0
     batching: Batching = "dynamic"
     yields: bool = False
+    constraint: Constraint | None = None
     tokens: list[int] = field(init=False)
     computed: int = 0
     produced: list[Scored] = field(default_factory=list)
@@ -99,6 +109,7 @@ class VerifyTask:
     stop_ids: frozenset[int]
     top: int
     generated: int = 0
+    constraint: Constraint | None = None
     tokens: list[int] = field(init=False)
     computed: int = 0
     produced: list[Scored] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Biases, penalties and the minimum length: a row's logits adjusted by its sampling and the tokens before it.
+"""Biases, penalties, the minimum length and grammars: a row's logits adjusted by its sampling and the tokens before it.
 
 Why the result depends on nothing else. Each row is adjusted by itself, for the token ids it is about, each of which
 occurs once; what happens to a logit is a chain of single float32 additions, multiplications and divisions, each rounded
@@ -22,15 +22,21 @@ _LARGEST = 1e30
 """Adjusted logits stay within this, whatever is divided by a tiny penalty: a choice needs finite differences."""
 _EXCLUDED = -1e35
 """Below every other logit by more than any temperature makes up for, yet finite."""
+_BITS = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What one choice may look at: the tokens before it, the last `generated` of them generated, and the stop ids."""
+    """What one choice may look at: the tokens before it, the last `generated` of them generated, and the stop ids.
+
+    `allowed` is what a grammar allows behind these tokens, a bit for each token id, lowest first: id is bit `id % 8` of
+    byte `id // 8`. At least one id is allowed. None allows all.
+    """
 
     tokens: Sequence[int]
     generated: int
     stop_ids: Set[int]
+    allowed: bytes | None = None
 
 
 def adjust(row: torch.Tensor, sampling: Sampling, past: Past) -> None:
@@ -49,8 +55,29 @@ def adjust(row: torch.Tensor, sampling: Sampling, past: Past) -> None:
         ids = _indices(counts)
         by_count = _float32([sampling.frequency_penalty]) * _float32(counts.values())
         row[ids] = row[ids] - by_count - _float32([sampling.presence_penalty])
-    if past.generated < sampling.min_tokens:
-        row[_indices(id_ for id_ in sorted(past.stop_ids) if id_ < row.numel())] = _EXCLUDED
+    held_back = past.generated < sampling.min_tokens
+    if past.allowed is not None:
+        row.masked_fill_(~_allowed(past, row.numel(), held_back).to(row.device), _EXCLUDED)
+    elif held_back:
+        row[_stops(past, row.numel())] = _EXCLUDED
+
+
+def _allowed(past: Past, vocab: int, held_back: bool) -> torch.Tensor:
+    """What the grammar allows, bool [vocab]; without the stop ids where these are held back and something is left."""
+    assert past.allowed is not None
+    packed = torch.frombuffer(bytearray(past.allowed), dtype=torch.uint8)
+    allowed = (packed[:, None] & _BITS != 0).flatten()[:vocab]
+    assert bool(allowed.any())
+    if held_back:
+        others = allowed.clone()
+        others[_stops(past, vocab)] = False
+        if bool(others.any()):
+            return others
+    return allowed
+
+
+def _stops(past: Past, vocab: int) -> torch.Tensor:
+    return _indices(id_ for id_ in sorted(past.stop_ids) if id_ < vocab)
 
 
 def _indices(ids: Iterable[int]) -> torch.Tensor:

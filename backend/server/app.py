@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import FastAPI, Request, Response
 
 from backend.engine.engine import Engine
+from backend.engine.grammar import Compiler
+from backend.engine.grammar_source import GrammarError
 from backend.engine.tasks import DecodeTask, VerifyTask
 from backend.protocol import (
     DecodeRequest,
@@ -21,8 +25,11 @@ from backend.protocol import (
 from backend.server import metrics
 from backend.server.calls import run
 from backend.server.errors import CallError
+from backend.server.grammars import Grammars
 from backend.server.http import answer_errors, check_call, check_ids, check_room, decode, json_response, unless_gone
 from backend.server.lines import DecodeLines, StreamLines, streamed
+
+log = logging.getLogger(__name__)
 
 
 class Backend:
@@ -32,6 +39,7 @@ class Backend:
         self._health = Health(status="loading", loaded=0.0)
         self._engine: Engine | None = None
         self._tokenizer: TokenizerFiles | None = None
+        self._grammars = Grammars(None, "the backend is loading")
 
     @property
     def health(self) -> Health:
@@ -44,6 +52,7 @@ class Backend:
     def ready(self, engine: Engine, tokenizer: TokenizerFiles) -> None:
         """Begin to serve."""
         self._tokenizer = tokenizer
+        self._grammars = _grammars(tokenizer, engine.info.vocab_size)
         self._engine = engine
         self._health = Health(status="ready", loaded=1.0)
 
@@ -67,6 +76,18 @@ class Backend:
             raise CallError("unavailable", "the backend is loading or stopping")
         return self._tokenizer
 
+    @property
+    def grammars(self) -> Grammars:
+        return self._grammars
+
+
+def _grammars(tokenizer: TokenizerFiles, vocab_size: int) -> Grammars:
+    try:
+        return Grammars(Compiler(tokenizer, vocab_size))
+    except GrammarError as error:
+        log.warning("structured output is refused: %s", error)
+        return Grammars(None, str(error))
+
 
 def create_app(backend: Backend) -> FastAPI:
     """The window protocol over one backend."""
@@ -89,6 +110,7 @@ def create_app(backend: Backend) -> FastAPI:
         call = await decode(request, DraftRequest)
         check_call(engine.info, call)
         room = engine.info.max_context - len(call.context)
+        constraint = await backend.grammars.constrain(call.sampling.grammar, frozenset(call.stop_ids))
         task = DecodeTask(
             context=call.context,
             count=min(call.count, room),
@@ -97,6 +119,7 @@ def create_app(backend: Backend) -> FastAPI:
             top=call.top_logits,
             is_draft=True,
             generated=call.generated,
+            constraint=constraint,
         )
         await unless_gone(request, run(engine, task))
         tokens = [DraftToken(id=t.id, logprob=t.logprob, margin=t.margin, top=t.top) for t in task.produced]
@@ -111,6 +134,7 @@ def create_app(backend: Backend) -> FastAPI:
         check_ids(engine.info, call.draft, "draft")
         check_room(engine.info, len(call.context) + len(call.draft), "draft")
         room = engine.info.max_context - len(call.context) - len(call.draft) - 1
+        constraint = await backend.grammars.constrain(call.sampling.grammar, frozenset(call.stop_ids))
         task = VerifyTask(
             context=call.context,
             draft=call.draft,
@@ -119,6 +143,7 @@ def create_app(backend: Backend) -> FastAPI:
             stop_ids=frozenset(call.stop_ids),
             top=call.top_logprobs,
             generated=call.generated,
+            constraint=constraint,
         )
         await unless_gone(request, run(engine, task))
         return json_response(
@@ -137,6 +162,7 @@ def create_app(backend: Backend) -> FastAPI:
             raise CallError("role_refused", f"this backend does not decode: {engine.refusal or 'its shape is fixed'}")
         call = await decode(request, DecodeRequest)
         check_call(engine.info, call)
+        constraint = await backend.grammars.constrain(call.sampling.grammar, frozenset(call.stop_ids))
         task = DecodeTask(
             context=call.context,
             count=min(call.max_tokens, engine.info.max_context - len(call.context)),
@@ -147,6 +173,7 @@ def create_app(backend: Backend) -> FastAPI:
             generated=call.generated,
             batching="invariant",
             yields=True,
+            constraint=constraint,
         )
         return await streamed(request, engine, task, DecodeLines(engine.info.fingerprint))
 
@@ -156,6 +183,7 @@ def create_app(backend: Backend) -> FastAPI:
         check_call(engine.info, call)
         if call.batching == "invariant" and engine.refusal is not None:
             raise CallError("role_refused", f"this backend is not invariant: {engine.refusal}", "batching")
+        constraint = await backend.grammars.constrain(call.sampling.grammar, frozenset(call.stop_ids))
         task = DecodeTask(
             context=call.context,
             count=min(call.max_tokens, engine.info.max_context - len(call.context)),
@@ -164,6 +192,7 @@ def create_app(backend: Backend) -> FastAPI:
             top=call.top_logprobs,
             is_draft=False,
             batching=call.batching,
+            constraint=constraint,
         )
         return await streamed(request, engine, task, StreamLines())
 

@@ -285,7 +285,7 @@ def test_preempted_streams_count_what_they_said_before() -> None:
         expected = [[token for token, _ in calls.decode(prompt, 150, sampling, (149,))] for prompt in prompts]
         verified = plain(calls, PROMPT, 30, ADJUSTED[2])
     with running_engine(CHECKPOINT, fast=CPU_FIXED, kv_bytes=14 * BLOCK_BYTES) as calls:
-        admission = calls.engine._scheduler._admission
+        admission = calls.engine._scheduler.admission
         make_room, preempted = admission.make_room, list[Task]()
 
         def observed(streams: Sequence[DecodeTask]) -> Changes:
