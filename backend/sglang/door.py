@@ -11,12 +11,8 @@ import zmq.asyncio
 from sglang.srt.managers.io_struct import RpcReqInput, RpcReqOutput, async_sock_recv, async_sock_send
 from sglang.srt.utils.network import get_zmq_socket
 
-from backend.sglang.passes import Done, PassReply, PassRequest, Span
+from backend.sglang.passes import Done, PassFailedError, PassReply, PassRequest, Span
 from backend.sglang.plugin import RUN_PASS
-
-
-class PassFailedError(Exception):
-    """A pass broke in the scheduler; the message says why."""
 
 
 class Door:

@@ -4,6 +4,9 @@ A request of ours carries a `Rule` among its sampling parameters. SGLang batches
 greedy one, and calls its sampler; then its token is chosen again from the untouched logits by the verifier's own rule.
 A stock seeded token would depend on the batch: its noise is indexed by rank as soon as a batch-mate filters, and a
 draft that agrees with its verification only by luck is worth nothing. Rows of other requests stay as SGLang left them.
+
+It ends behind a token in its rule's stop ids and nowhere else. SGLang can stop at the model's own ids as well, or at
+none.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 
 import msgspec
 import torch
+from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
 
 from backend.kernels.adjust import Past
 from backend.kernels.sampling import Draw, choose, logprobs, top_scores
@@ -37,7 +41,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     sampling: Sampling
     generated: int
-    stop_ids: list[int]
+    stop_ids: frozenset[int]
     as_logits: bool
 
 
@@ -100,6 +104,19 @@ def _report_top(output: Any, row: Row, count: int, scores: torch.Tensor) -> None
     output.next_token_top_logprobs_idx[row.index] = torch.tensor([token.id for token in top], device=scores.device)
 
 
+def ends(stock: Callable[..., bool], req: Any, accepted: list[int]) -> bool:
+    """Around Req._check_token_based_finish: whether the last tokens, just accepted, end the request."""
+    rule = _rule(req)
+    if rule is None:
+        return stock(req, accepted)
+    for index, token in enumerate(accepted):
+        if token in rule.stop_ids:
+            req.finished_reason = FINISH_MATCHED_TOKEN(matched=token)
+            req.finished_len = len(req.output_ids) - len(accepted) + index + 1
+            return True
+    return False
+
+
 def _row(index: int, req: Any) -> Row | None:
     rule = _rule(req)
     if rule is None:
@@ -107,7 +124,7 @@ def _row(index: int, req: Any) -> Row | None:
     tokens = [*req.origin_input_ids, *req.output_ids]
     past = None
     if rule.sampling.adjusts:
-        past = Past(tokens, rule.generated + len(req.output_ids), frozenset(rule.stop_ids))
+        past = Past(tokens, rule.generated + len(req.output_ids), rule.stop_ids)
     return Row(index, Draw(rule.sampling, len(tokens), past), rule.as_logits)
 
 

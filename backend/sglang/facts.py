@@ -24,6 +24,7 @@ def server_facts(scheduler: Any, settings: AdapterSettings) -> ServerFacts:
         dtype=str(runner.dtype).removeprefix("torch."),
         # SGLang keeps a few positions for itself; within this bound it never cuts a sequence.
         max_context=scheduler.max_req_input_len,
+        pool_tokens=scheduler.max_total_num_tokens,
         vocab_size=runner.model_config.vocab_size,
         groups=settings.shape.groups,
         window=settings.shape.window,

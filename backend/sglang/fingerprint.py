@@ -12,7 +12,7 @@ from backend.sglang.passes import ServerFacts
 
 ADAPTER_VERSION = 1
 """Raise it with any change to the adapter that changes bits."""
-_NOT_IN_BITS = ("max_context", "vocab_size")
+_NOT_IN_BITS = ("max_context", "pool_tokens", "vocab_size")
 """Facts that say how far a sequence may go, not what its tokens are; the vocabulary is the weights'."""
 
 

@@ -29,7 +29,7 @@ class _Generated:
 
 async def draft(manager: Any, call: DraftRequest, count: int) -> list[DraftToken]:
     """Up to `count` tokens after the call's context. Raises CallError."""
-    rule = Rule(call.sampling, call.generated, call.stop_ids, as_logits=True)
+    rule = Rule(call.sampling, call.generated, frozenset(call.stop_ids), as_logits=True)
     request = _request(call.context, count, rule, max(call.top_logits, _MARGIN_TOP), stream=False)
     tokens: list[DraftToken] = []
     async with aclosing(_generate(manager, request)) as parts:
@@ -40,7 +40,7 @@ async def draft(manager: Any, call: DraftRequest, count: int) -> list[DraftToken
 
 async def stream(manager: Any, call: StreamRequest, count: int) -> AsyncGenerator[list[StreamToken], None]:
     """Up to `count` tokens as they come. Raises CallError."""
-    rule = Rule(call.sampling, 0, call.stop_ids, as_logits=False)
+    rule = Rule(call.sampling, 0, frozenset(call.stop_ids), as_logits=False)
     request = _request(call.context, count, rule, call.top_logprobs, stream=True)
     async with aclosing(_generate(manager, request)) as parts:
         async for part in parts:
@@ -54,8 +54,6 @@ def _request(context: list[int], count: int, rule: Rule, top: int, *, stream: bo
         sampling_params={
             "max_new_tokens": count,
             "temperature": 0.0,
-            "ignore_eos": True,
-            "stop_token_ids": rule.stop_ids or None,
             "custom_params": {PARAMETER: msgspec.json.encode(rule).decode()},
         },
         return_logprob=True,

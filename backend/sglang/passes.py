@@ -14,6 +14,10 @@ import msgspec
 from backend.protocol import Sampling, ScoredToken
 
 
+class PassFailedError(Exception):
+    """A pass broke in the scheduler; the message says why."""
+
+
 class Span(msgspec.Struct, frozen=True):
     """Rows that one sequence asks for. Row p holds token p; its logits choose token p + 1.
 
@@ -44,13 +48,12 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 class Done(msgspec.Struct, frozen=True):
     """What a pass did for a span: rows from `start` to before `stop` are computed; choices for those from `wanted` on.
 
-    `start` == `stop` where the pass had no room for the span. `broken` says why the span can never be served.
+    `start` == `stop` where the pass had no room for the span, or the pool none for its KV.
     """
 
     start: int
     stop: int
     choices: list[Choice]
-    broken: str = ""
 
 
 class PassRequest(msgspec.Struct, frozen=True):
@@ -74,6 +77,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
     device_name: str
     dtype: str
     max_context: int
+    pool_tokens: int
     vocab_size: int
     groups: int
     window: int

@@ -52,6 +52,7 @@ def register() -> None:
         (f"{_SCHEDULER}.get_init_info", _with_facts, HookType.AFTER),
         (f"{_SCHEDULER}.handle_rpc_request", _answer_pass, HookType.AROUND),
         ("sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation", _forward, HookType.AROUND),
+        ("sglang.srt.managers.schedule_batch.Req._check_token_based_finish", drafting.ends, HookType.AROUND),
         ("sglang.srt.layers.sampler.Sampler.forward", drafting.sample, HookType.AROUND),
         ("sglang.srt.layers.radix_attention.RadixAttention.forward", fixed_batch.attend, HookType.AROUND),
         ("sglang.srt.layers.logits_processor.LogitsProcessor.forward", fixed_batch.to_logits, HookType.AROUND),

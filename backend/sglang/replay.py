@@ -30,6 +30,11 @@ class Replay:
             f"<Replay {len(self.tokens)} of {len(self._call.draft) + 1} rows judged, agreed={self.agreed} {self.done=}>"
         )
 
+    @property
+    def length(self) -> int:
+        """Tokens whose KV the call needs."""
+        return len(self._tokens)
+
     def span(self) -> Span:
         """What to ask the next pass for."""
         assert not self.done

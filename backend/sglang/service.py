@@ -44,7 +44,7 @@ class Service:
         self._door = door
         self._facts = facts
         self._shape = VerifyShape(groups=facts.groups, window=facts.window)
-        self._queue = VerifyQueue(door.run, facts.groups, facts.max_context)
+        self._queue = VerifyQueue(door.run, facts.groups, facts.max_context, facts.pool_tokens)
         self._refusal: str | None = None
         self._info: Info | None = None
         self._tokenizer: TokenizerFiles | None = None

@@ -1,0 +1,60 @@
+"""The backends under contract, each started once: the embedded engine always, SGLang where it is installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from backends import SGLANG_PYTHON, Backend, engine_command, sglang_command
+
+from backend.engine.checkpoint import ModelConfig
+from backend.engine.open_checkpoint import open_checkpoint
+from backend.protocol import TokenizerFiles
+from backend.sglang.hf_folder import write_hf_folder
+from tests.backend.harness import TINY, tiny_checkpoint
+from tests.backend.tiny_models import CHAT_TEMPLATE, tiny_tokenizer
+
+MODEL = os.environ.get("VERBATIM_CONTRACT_MODEL")
+"""A model for `open_checkpoint` instead of the tiny random one."""
+KINDS = ("engine", pytest.param("sglang", marks=pytest.mark.sglang))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelConfig]:
+    """A folder that every backend reads."""
+    if MODEL is not None:
+        checkpoint = open_checkpoint(MODEL, lambda share: None)
+    else:
+        special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+        tokenizer = TokenizerFiles(tiny_tokenizer().to_str(), CHAT_TEMPLATE, [257], special)
+        checkpoint = replace(tiny_checkpoint(config=replace(TINY, max_position=4096)), tokenizer=tokenizer)
+    folder = tmp_path_factory.mktemp("contract") / "model"
+    write_hf_folder(checkpoint, folder)
+    return folder, checkpoint.config
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def backend(
+    request: pytest.FixtureRequest, model: tuple[Path, ModelConfig], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Backend]:
+    folder, config = model
+    if request.param == "engine":
+        command = engine_command(folder, 2 * 4 * config.layers * config.kv_heads * config.head_dim)
+    elif SGLANG_PYTHON.is_file():
+        command = sglang_command(folder)
+    else:
+        pytest.skip(f"SGLang is not installed: there is no {SGLANG_PYTHON}")
+    backend = Backend(command, tmp_path_factory.mktemp("log") / f"{request.param}.log")
+    yield backend
+    backend.stop()
+
+
+@pytest.fixture
+async def client(backend: Backend) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=64)
+    async with httpx.AsyncClient(base_url=backend.url, timeout=300, limits=limits, trust_env=False) as client:
+        yield client
