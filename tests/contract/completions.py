@@ -31,8 +31,10 @@ async def verify(
     generated: int = 0,
     **fields: Any,
 ) -> dict[str, Any]:
+    """The answer without the backend's advice, which is about the moment."""
     body = {"context": list(context), "draft": list(draft), "sampling": sampling, "generated": generated}
-    return await call(client, "/v1/verify", **body, top_logprobs=3, **fields)
+    answer = await call(client, "/v1/verify", **body, top_logprobs=3, **fields)
+    return {key: value for key, value in answer.items() if not key.startswith("wants_")}
 
 
 async def draft(

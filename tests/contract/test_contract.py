@@ -11,11 +11,12 @@ import random
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from backends import GROUPS, POOL_TOKENS, WINDOW, Backend
 from completions import GREEDY, Token, call, complete, draft, prompt, verify
 
-from gateway.backend_client import BackendClient
+from backend.protocol import TokenizerFiles
 
 SAMPLINGS: list[dict[str, Any]] = [
     GREEDY,
@@ -31,10 +32,11 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 async def test_it_says_what_it_is(backend: Backend, client: httpx.AsyncClient) -> None:
     info = backend.info
-    assert (info.protocol, info.roles, info.dtype, info.device) == (1, ["draft", "verify"], "float32", "cpu")
+    assert (info.protocol, info.dtype, info.device) == (1, "float32", "cpu")
+    assert info.roles[:2] == ["draft", "verify"]
     assert (info.verify.groups, info.verify.window) == (GROUPS, WINDOW)
     assert info.max_context > 2048 and info.fingerprint.startswith("vb1-")
-    files = await BackendClient(client, 60).tokenizer()
+    files = msgspec.json.decode((await client.get("/v1/tokenizer")).content, type=TokenizerFiles)
     assert files.chat_template and files.eos_ids and files.special_tokens
 
 
@@ -79,6 +81,16 @@ async def test_a_poisoned_drafter_changes_nothing(
 
     assert await complete(client, context, 16, sampling, poison=half_wrong) == honest
     assert await complete(client, context, 16, sampling, poison=all_wrong) == honest
+
+
+async def test_decoding_gives_what_verifying_gives(backend: Backend, client: httpx.AsyncClient) -> None:
+    context = prompt(13, 33, backend.info.vocab_size)
+    body = {"context": context, "generated": 0, "max_tokens": 20, "sampling": SAMPLINGS[1], "top_logprobs": 3}
+    if "decode" not in backend.info.roles:
+        assert (await client.post("/v1/decode", json=body)).status_code in (404, 409)
+        return
+    decoded = [token for event in await lines(client, "/v1/decode", body) for token in event.get("tokens", [])]
+    assert decoded == await complete(client, context, 20, SAMPLINGS[1])
 
 
 async def test_history_does_not_matter(backend: Backend, client: httpx.AsyncClient) -> None:
@@ -250,10 +262,13 @@ async def test_restart_in_mid_sequence(backend: Backend, client: httpx.AsyncClie
 
 
 async def stream(client: httpx.AsyncClient, context: list[int], count: int, **fields: Any) -> list[dict[str, Any]]:
-    body = {"context": context, "max_tokens": count, "sampling": GREEDY} | fields
-    async with client.stream("POST", "/v1/stream", json=body) as response:
+    return await lines(client, "/v1/stream", {"context": context, "max_tokens": count, "sampling": GREEDY} | fields)
+
+
+async def lines(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    async with client.stream("POST", path, json=body) as response:
         assert response.status_code == 200
-        return [httpx.Response(200, content=line).json() async for line in response.aiter_lines()]
+        return [json.loads(line) async for line in response.aiter_lines()]
 
 
 async def flood(backend: Backend, client: httpx.AsyncClient) -> None:
