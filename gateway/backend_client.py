@@ -21,6 +21,7 @@ from backend.protocol import (
     DraftRequest,
     DraftResponse,
     ErrorBody,
+    ErrorDetail,
     Health,
     Info,
     StreamEvent,
@@ -167,16 +168,17 @@ def _translated() -> Iterator[None]:
 
 def _refusal(status: int, content: bytes, headers: Mapping[str, str]) -> GatewayError:
     try:
-        message = msgspec.json.decode(content, type=ErrorBody).error.message
+        detail = msgspec.json.decode(content, type=ErrorBody).error
     except msgspec.DecodeError:
-        message = f"the backend answered status {status}"
+        detail = ErrorDetail("", f"the backend answered status {status}")
+    message = detail.message
     retry_after_s = headers.get("retry-after")
     if status == 503:
         return BackendUnavailable(message, retry_after_s=retry_after_s)
     if status == 409:
         return RoleRefused(message)
     if 400 <= status < 500:
-        return BackendRefused(message, status, retry_after_s=retry_after_s)
+        return BackendRefused(message, status, field=detail.field, retry_after_s=retry_after_s)
     return BackendFailed(message)
 
 

@@ -106,9 +106,9 @@ class Order:
     """What a client asks for, valid in itself but not yet matched with a model, a policy or free capacity.
 
     `choices` is the number of completions of each of the `prompts`. `sampling` holds no seed yet: the policy decides it
-    from `facts`, and what else the client left open. `max_tokens` None means as many as fit; `max_tokens_field` is what
-    the client calls it, for errors to say. `stop_ids` end the sequence as the model's own do, which `ignore_eos` takes
-    out.
+    from `facts`, and what else the client left open. `max_tokens` None means as many as fit. `stop_ids` end the
+    sequence as the model's own do, which `ignore_eos` takes out. `max_tokens_field` and `grammar_field` are what the
+    client calls these, for errors to say.
     """
 
     model: str
@@ -122,6 +122,7 @@ class Order:
     top_logprobs: int
     ignore_eos: bool
     max_tokens_field: str = field(default="max_tokens", compare=False)
+    grammar_field: str = field(default="response_format", compare=False)
 
     @property
     def places(self) -> int:

@@ -203,9 +203,11 @@ class BackendRefused(BackendError):
     code = "backend_refused"
 
     def __init__(
-        self, message: str, status: int, *, param: str | None = None, retry_after_s: str | None = None
+        self, message: str, status: int, *, field: str | None = None, retry_after_s: str | None = None
     ) -> None:
-        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        """`field` is the window protocol's name of what is at fault, which the client may never have written."""
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.field = field
         self.status = status
         self.type = "rate_limit_error" if status == 429 else "invalid_request_error"
 

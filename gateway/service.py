@@ -26,7 +26,7 @@ from gateway.domain import (
 )
 from gateway.driver import Progress, WindowBackend, run_fast, run_verified
 from gateway.dvr import Verifier
-from gateway.errors import ModelNotFound, RequestError
+from gateway.errors import BackendRefused, ModelNotFound, RequestError
 from gateway.merge import merge
 from gateway.planning import Planner
 from gateway.prompt_tokens import PromptTokens
@@ -39,6 +39,9 @@ BATCHING: dict[Mode, Batching] = {
     Mode.BATCH_OF_ONE: "none",
 }
 """How the backend batches what no verifier sees."""
+
+GRAMMAR = "sampling.grammar"
+"""The window protocol's name of what an answer must look like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,13 @@ class Service:
             completion = await self._planner.plan(order)
             choices = [self._choice(completion, index) for index in range(len(completion.jobs))]
             async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:
-                yield Run(completion, self.text, events)
+                try:
+                    yield Run(completion, self.text, events)
+                except BackendRefused as error:
+                    if error.field != GRAMMAR:
+                        raise
+                    field = order.grammar_field
+                    raise RequestError(error.message.replace(GRAMMAR, field, 1), param=field) from error
 
     async def _choice(self, completion: Completion, index: int) -> AsyncGenerator[ChoiceEvent]:
         text = self.text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)

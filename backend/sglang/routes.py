@@ -11,7 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
-from backend.protocol import DraftRequest, Finish, StreamEvent, StreamRequest, StreamToken, VerifyRequest
+from backend.protocol import DraftRequest, Finish, Info, StreamEvent, StreamRequest, StreamToken, VerifyRequest
 from backend.server.errors import CallError
 from backend.server.http import (
     answer_call_errors,
@@ -40,14 +40,14 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def draft(request: Request) -> Response:
         limits = service.info
         call = await decode(request, DraftRequest)
-        check_call(limits, call)
+        _check_call(limits, call)
         return json_response(await unless_gone(request, service.draft(call)))
 
     async def verify(request: Request) -> Response:
         limits = service.info
         service.check_verifies()
         call = await decode(request, VerifyRequest)
-        check_call(limits, call)
+        _check_call(limits, call)
         check_ids(limits, call.draft, "draft")
         check_room(limits, len(call.context) + len(call.draft), "draft")
         return json_response(await unless_gone(request, service.verify(call)))
@@ -55,7 +55,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def stream(request: Request) -> Response:
         limits = service.info
         call = await decode(request, StreamRequest)
-        check_call(limits, call)
+        _check_call(limits, call)
         if call.batching != "dynamic":
             raise CallError("invalid_request", f"batching {call.batching!r}: SGLang batches dynamically", "batching")
         # The first tokens decide between an error status and a stream.
@@ -112,3 +112,10 @@ async def _events(
 
 def _line(event: StreamEvent) -> bytes:
     return msgspec.json.encode(event) + b"\n"
+
+
+def _check_call(limits: Info, call: DraftRequest | VerifyRequest | StreamRequest) -> None:
+    check_call(limits, call)
+    if call.sampling.grammar is not None:
+        field = "sampling.grammar"
+        raise CallError("invalid_request", f"{field}: this backend does not keep answers to a grammar", field)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from backend.protocol import MAX_TOP_LOGPROBS
 from gateway.domain import Order
+from gateway.openai_api import chat_prompt, response_format
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.body import Rules, read_body, take, take_rest
-from gateway.openai_api.chat_prompt import FREE, ChatPromptFields, chat_prompt_of
+from gateway.openai_api.chat_prompt import ChatPromptFields, chat_prompt_of
 from gateway.openai_api.chat_response import ChatView
-from gateway.openai_api.generation import GenerationFields, check_generation, facts_of
+from gateway.openai_api.generation import GenerationFields, check_format, check_generation, facts_of
+from gateway.openai_api.response_format import FormatFields, format_of
 from gateway.openai_api.sampling import require, sampling_of, stop_ids_of
 from gateway.openai_api.tool_choice import ToolChoiceFields, tool_use_of
 
@@ -20,7 +22,6 @@ ROUTE = "/v1/chat/completions"
 
 RULES = Rules(
     neutral={
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "functions": ([],),
         "function_call": ("none", "auto"),
@@ -29,7 +30,7 @@ RULES = Rules(
         "verbosity": ("medium",),
     },
     refused=frozenset({"audio", "prediction", "web_search_options", "moderation"}),
-    free=FREE,
+    free=chat_prompt.FREE | response_format.FREE,
 )
 
 
@@ -44,12 +45,15 @@ def parse_chat(content: bytes, determinism_header: str | None) -> Ask:
     fields = read_body(content, RULES)
     chat = chat_prompt_of(take(fields, ChatPromptFields))
     chat, tool_use = tool_use_of(take(fields, ToolChoiceFields), chat)
+    form = format_of(take(fields, FormatFields))
     body = take_rest(fields, _Body)
     _check(body)
+    check_format(form, body)
+    require(form.grammar is None or tool_use is None, form.field, "is not supported together with tools")
     order = Order(
         model=body.model,
         prompts=(chat,),
-        sampling=sampling_of(body),
+        sampling=sampling_of(body, form.grammar),
         facts=facts_of(body, determinism_header, ROUTE),
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
@@ -58,6 +62,7 @@ def parse_chat(content: bytes, determinism_header: str | None) -> Ask:
         choices=body.n,
         top_logprobs=body.top_logprobs or 0,
         ignore_eos=body.ignore_eos,
+        grammar_field=form.field,
     )
     return Ask(order, ChatView(body.logprobs, tool_use), body.stream, body.include_usage)
 

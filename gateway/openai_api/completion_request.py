@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from gateway.domain import Order, TextPrompt, TokenPrompt
 from gateway.openai_api.ask import Ask
-from gateway.openai_api.body import Rules, read_body, take_rest
+from gateway.openai_api.body import Rules, read_body, take, take_rest
 from gateway.openai_api.completion_response import CompletionView
-from gateway.openai_api.generation import GenerationFields, check_generation, facts_of
+from gateway.openai_api.generation import GenerationFields, check_format, check_generation, facts_of
+from gateway.openai_api.response_format import FREE, FormatFields, format_of
 from gateway.openai_api.sampling import require, sampling_of, stop_ids_of
 
 ROUTE = "/v1/completions"
@@ -24,8 +25,9 @@ DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
 
 RULES = Rules(
-    neutral={"response_format": ({"type": "text"},), "service_tier": ("auto", "default")},
+    neutral={"service_tier": ("auto", "default")},
     refused=frozenset({"suffix"}),
+    free=FREE,
 )
 
 
@@ -40,8 +42,11 @@ class _Body(GenerationFields, forbid_unknown_fields=True, kw_only=True):
 
 def parse_completion(content: bytes, determinism_header: str | None) -> Ask:
     """Parse a request body; raises `RequestError` naming the field at fault."""
-    body = take_rest(read_body(content, RULES), _Body)
+    fields = read_body(content, RULES)
+    form = format_of(take(fields, FormatFields))
+    body = take_rest(fields, _Body)
     check_generation(body)
+    check_format(form, body)
     prompts = _prompts(body)
     require(body.best_of is None or body.best_of == body.n, "best_of", "is not supported beyond n")
     require(
@@ -53,7 +58,7 @@ def parse_completion(content: bytes, determinism_header: str | None) -> Ask:
     order = Order(
         model=body.model,
         prompts=prompts,
-        sampling=sampling_of(body),
+        sampling=sampling_of(body, form.grammar),
         facts=facts_of(body, determinism_header, ROUTE),
         max_tokens=body.max_tokens,
         stops=body.stops,
@@ -61,6 +66,7 @@ def parse_completion(content: bytes, determinism_header: str | None) -> Ask:
         choices=body.n,
         top_logprobs=body.logprobs or 0,
         ignore_eos=body.ignore_eos,
+        grammar_field=form.field,
     )
     view = CompletionView(logprobs=body.logprobs is not None, echo=prompts if body.echo else ())
     return Ask(order, view, body.stream, body.include_usage)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from backend.protocol import MAX_SEED, MIN_SEED
+from gateway.openai_api.response_format import Format
 from gateway.openai_api.sampling import SamplingFields, check_sampling, given, require
 from gateway.settings import MAX_CHOICES
 from policies.policy import RequestFacts
@@ -58,6 +59,11 @@ def check_generation(fields: GenerationFields) -> None:
         all(len(stop) <= MAX_STOP_CHARS for stop in stops), "stop", f"must hold at most {MAX_STOP_CHARS} characters"
     )
     require(fields.stream or fields.stream_options is None, "stream_options", "needs stream to be true")
+
+
+def check_format(form: Format, fields: GenerationFields) -> None:
+    """Raise `RequestError` where an answer of a format could not end."""
+    require(form.grammar is None or not fields.ignore_eos, "ignore_eos", f"contradicts {form.field}")
 
 
 def facts_of(fields: GenerationFields, determinism_header: str | None, route: str) -> RequestFacts:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backend.protocol import MAX_BIAS, MAX_BIASES, MAX_PENALTY, MAX_REPETITION_PENALTY, Sampling
+from backend.protocol import MAX_BIAS, MAX_BIASES, MAX_PENALTY, MAX_REPETITION_PENALTY, Grammar, Sampling
 from gateway.errors import RequestError
 
 MAX_STOP_IDS = 128
@@ -85,12 +85,13 @@ def check_sampling(fields: SamplingFields) -> None:
     require(all(id_ >= 0 for id_ in fields.stop_token_ids), "stop_token_ids", "must hold token ids of 0 or more")
 
 
-def sampling_of(fields: SamplingFields) -> Sampling:
+def sampling_of(fields: SamplingFields, grammar: Grammar | None = None) -> Sampling:
     """Checked fields in the one form that equal ones share; without a seed, and without what is unset."""
     others = Sampling(
         top_k=max(fields.top_k, 0),
         logit_bias=tuple(sorted((int(id_), bias) for id_, bias in fields.logit_bias.items() if bias != 0)),
         min_tokens=fields.min_tokens,
+        grammar=grammar,
     )
     return msgspec.structs.replace(others, **given(fields))
 
