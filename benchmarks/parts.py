@@ -58,14 +58,12 @@ def smollm2() -> Checkpoint:
     return open_checkpoint(SMOLLM2, lambda share: None)
 
 
-def start_engine(
+def build_engine(
     checkpoint: Checkpoint, dtype: Dtype, options: argparse.Namespace, shape: Shape, fast: Ops = CPU_FAST
 ) -> Engine:
-    """A running engine."""
+    """An engine, not started."""
     settings = EngineSettings(checkpoint.config.name, dtype, 1, options.kv_bytes, *shape)
-    engine = Engine(checkpoint, settings, lambda share: None, fast=fast)
-    engine.start()
-    return engine
+    return Engine(checkpoint, settings, lambda share: None, fast=fast)
 
 
 def shape(text: str) -> Shape:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from backend.protocol import TokenizerFiles
 from gateway.chat_template import ChatTemplate
+from gateway.domain import ChatPrompt, Message
 
 _QUESTIONS = (
     "Explain why the sky is blue.",
@@ -49,10 +50,12 @@ class Prompts:
 
     def _encode(self, number: int, question: str) -> list[int]:
         text = self._template.render(
-            [
-                {"role": "system", "content": f"{number:05d} is the number of this conversation."},
-                {"role": "user", "content": question},
-            ]
+            ChatPrompt(
+                (
+                    Message("system", f"{number:05d} is the number of this conversation."),
+                    Message("user", question),
+                )
+            )
         )
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids

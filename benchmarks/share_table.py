@@ -21,7 +21,7 @@ from backend.settings import Dtype
 from benchmarks import published
 from benchmarks.closed_loop import ClosedLoop, Load, Tally
 from benchmarks.cost_model import RowCosts, bound
-from benchmarks.parts import Shape, in_processes, parser, shape, smollm2, start_engine
+from benchmarks.parts import Shape, build_engine, in_processes, parser, shape, smollm2
 from benchmarks.pass_log import Kind, PassLog
 from benchmarks.prompts import Prompts
 from benchmarks.report import print_table, write
@@ -60,7 +60,8 @@ class Bench:
         self._number = 0
         self._engines: dict[bool, tuple[Engine, PassLog]] = {}
         for invariant in (False, True):
-            engine = start_engine(checkpoint, dtype, options, options.shape, CPU_FIXED if invariant else CPU_FAST)
+            engine = build_engine(checkpoint, dtype, options, options.shape, CPU_FIXED if invariant else CPU_FAST)
+            engine.start()
             self._engines[invariant] = engine, PassLog(engine)
 
     def run(self, cell: Cell, workload: Shape) -> Tally:

@@ -43,7 +43,9 @@ def load(checkpoint: Checkpoint) -> tuple[Generate, dict[str, Any]]:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        settings = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+        settings = GenerationConfig(  # type: ignore[no-untyped-call]
+            max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
+        )
         out = model.generate(ids, attention_mask=mask, generation_config=settings)
         tokens: list[list[int]] = out[:, width:].tolist()
         return tokens

@@ -1,0 +1,90 @@
+"""Calls on an engine for threads that wait: one call, and a whole verified completion with any proposals.
+
+The completion is driven by hand, not by the gateway's state machine: what it proposes is up to the caller.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TypeAlias
+
+from backend.engine.engine import Engine
+from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
+from backend.protocol import Sampling
+from benchmarks.waiting import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """All that a verified answer depends on."""
+
+    prompt: tuple[int, ...]
+    count: int
+    sampling: Sampling
+    stop_ids: frozenset[int] = frozenset()
+    top: int = 0
+
+
+Answer: TypeAlias = list[Scored]
+Propose: TypeAlias = Callable[[list[int], int], tuple[list[int], int]]
+"""(context, how much of it was generated) -> a draft, and how far the verifier is to decode by itself behind it."""
+
+
+def perform(engine: Engine, task: Task) -> None:
+    """Run a task to its end. Raises what it failed with."""
+    ends: SimpleQueue[Exception | None] = SimpleQueue()
+    engine.submit(task, Ending(ends.put))
+    error = ends.get()
+    if error is not None:
+        raise error
+
+
+def complete(
+    engine: Engine, request: Request, propose: Propose, perform: Callable[[Engine, Task], None] = perform
+) -> Answer:
+    """The verified answer, window by window; the first one is the prompt's own and has no draft."""
+    answer: Answer = []
+    while len(answer) < request.count:
+        context = [*request.prompt, *(token.id for token in answer)]
+        draft, extend = propose(context, len(answer)) if answer else ([], 0)
+        task = VerifyTask(
+            context, draft, extend, request.sampling, request.stop_ids, request.top, generated=len(answer)
+        )
+        perform(engine, task)
+        answer += task.produced
+        if task.finish is not None:
+            break
+    return answer[: request.count]
+
+
+def drafting(engine: Engine, request: Request, windows: Sequence[int]) -> Propose:
+    """Proposes what the engine's own fast lane drafts, in windows of these sizes in turn; the last one repeats."""
+    turn = 0
+
+    def propose(context: list[int], generated: int) -> tuple[list[int], int]:
+        nonlocal turn
+        count = windows[min(turn, len(windows) - 1)]
+        turn += 1
+        return draft(engine, request, context, generated, count), 0
+
+    return propose
+
+
+def draft(engine: Engine, request: Request, context: list[int], generated: int, count: int) -> list[int]:
+    """Up to `count` tokens of the fast lane behind a context."""
+    task = DecodeTask(context, count, request.sampling, request.stop_ids, 0, is_draft=True, generated=generated)
+    perform(engine, task)
+    return [token.id for token in task.produced]
+
+
+def bits(answer: Answer) -> bytes:
+    """All that an answer reports of a verified token, bit for bit: its id, its logprob and the best ones beside it."""
+    packed = bytearray()
+    for token in answer:
+        packed += struct.pack("<if", token.id, token.logprob)
+        for scored in token.top:
+            packed += struct.pack("<if", scored.id, scored.score)
+    return bytes(packed)

@@ -1,0 +1,206 @@
+"""Soak: mixed random traffic on one engine, then every verified answer beside the same one computed alone.
+
+The engine has little KV memory, so that blocks are evicted and streams preempted all the time (soak_traffic.py). Each
+distinct request that was answered is computed again in a fresh process, alone, a token a pass (alone.py); all answers
+have to equal that one in every bit they report. Meanwhile the KV accounting is checked, and memory is sampled: resident
+memory must not grow, and at the end every block must be free or evictable. The exit status is 1 where anything is off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from backend.engine.engine import Engine
+from backend.engine.kv_pool import RESERVED_BLOCKS, block_bytes
+from backend.engine.tasks import DecodeTask
+from backend.protocol import Sampling
+from backend.settings import Dtype
+from benchmarks.alone import Build, answers_alone
+from benchmarks.drive import bits
+from benchmarks.parts import build_engine, in_processes, parser, shape, smollm2
+from benchmarks.report import print_table, write
+from benchmarks.soak_traffic import Mix, SoakTraffic
+from benchmarks.subject import memory
+from benchmarks.waiting import Ending
+
+_SAMPLES = 100
+_SLACK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The state at one moment, taken between two passes."""
+
+    time_s: float
+    resident_bytes: int
+    available_blocks: int
+    evictions: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a soak; `faults` says in words what is wrong."""
+
+    tokens: int
+    answers: int
+    distinct_requests: int
+    differing_answers: int
+    did: Counter[str]
+    evictions: int
+    preemptions: int
+    grown_bytes: int
+    samples: list[Sample]
+    faults: list[str] = field(default_factory=list)
+
+
+def soak(build: Build, mix: Mix, enough: Callable[[int], bool], sample_every_s: float) -> Report:
+    """Run the traffic on an engine built here until it is enough, then compare with answers of another process."""
+    engine = build()
+    engine.start()
+    traffic = SoakTraffic(engine, mix)
+    samples = [_sample(engine)]
+    over = threading.Event()
+
+    def keep_sampling() -> None:
+        while not over.wait(sample_every_s):
+            samples.append(_sample(engine))
+
+    sampler = threading.Thread(target=keep_sampling)
+    sampler.start()
+    try:
+        traffic.run(enough)
+    finally:
+        over.set()
+        sampler.join()
+    samples.append(_sample(engine))
+    engine.stop()
+    return _judge(build, traffic, samples)
+
+
+def _judge(build: Build, traffic: SoakTraffic, samples: list[Sample]) -> Report:
+    indices = sorted(traffic.answers)
+    expected = [bits(answer) for answer in answers_alone(build, [traffic.requests[index] for index in indices])]
+    differing = sum(
+        count
+        for index, alone in zip(indices, expected, strict=True)
+        for answer, count in traffic.answers[index].items()
+        if answer != alone
+    )
+    # The first half warms up: memory is touched for the first time, and the interpreter's own pools fill.
+    second, last = (samples[len(samples) * quarter // 4 : len(samples) * (quarter + 1) // 4] for quarter in (1, 3))
+    grown = int(median(s.resident_bytes for s in last) - median(s.resident_bytes for s in second)) if second else 0
+    end = samples[-1]
+    faults = []
+    if differing:
+        faults.append(f"{differing} answers differ from those computed alone")
+    if grown > _SLACK_BYTES:
+        faults.append(f"resident memory grew by {grown >> 20} MiB")
+    if end.available_blocks != samples[0].available_blocks:
+        faults.append(f"blocks are not given back: {end}")
+    return Report(
+        traffic.tokens,
+        traffic.did["answers"],
+        len(indices),
+        differing,
+        traffic.did,
+        end.evictions,
+        end.preemptions,
+        grown,
+        samples,
+        faults,
+    )
+
+
+def _sample(engine: Engine) -> Sample:
+    """Look at the engine from its own thread, between two passes; its accounting must be sound."""
+    samples: list[Sample] = []
+
+    def look(error: Exception | None) -> None:
+        if error is None:
+            engine._cache.check_integrity()
+            stats = engine.stats()
+            samples.append(
+                Sample(time.monotonic(), memory("VmRSS"), stats.blocks_available, stats.evictions, stats.preemptions)
+            )
+        looked.set()
+
+    looked = threading.Event()
+    engine.submit(DecodeTask([0], 1, Sampling(temperature=0.0), frozenset(), 0, is_draft=True), Ending(look))
+    looked.wait()
+    if not samples:
+        raise RuntimeError("the engine broke down")
+    return samples[0]
+
+
+def measure(dtype: Dtype, options: argparse.Namespace) -> dict[str, Any]:
+    """A soak of the real model in one dtype."""
+    mix = Mix(options.seed, options.requests, options.clients, options.blocks)
+    end = time.monotonic() + options.minutes * 60
+    # What is in flight then is still answered.
+    report = soak(
+        partial(_build, dtype, options),
+        mix,
+        lambda answers: time.monotonic() >= end,
+        sample_every_s=options.minutes * 60 / _SAMPLES,
+    )
+    return {"mix": asdict(mix)} | asdict(report)
+
+
+def _build(dtype: Dtype, options: argparse.Namespace) -> Engine:
+    checkpoint = smollm2()
+    options.kv_bytes = (options.blocks + RESERVED_BLOCKS) * block_bytes(checkpoint.config, getattr(torch, dtype))
+    return build_engine(checkpoint, dtype, options, options.shape)
+
+
+def main() -> None:
+    arguments, usual = parser(__doc__, "soak"), Mix()
+    arguments.add_argument("--minutes", type=float, default=10.0, help="of traffic, for each dtype")
+    arguments.add_argument("--shape", type=shape, default=(8, 32), help="GxW of a verify pass")
+    arguments.add_argument("--seed", type=int, default=usual.seed)
+    arguments.add_argument("--requests", type=int, default=usual.requests, help="distinct verified ones")
+    arguments.add_argument("--clients", type=int, default=usual.clients)
+    arguments.add_argument("--blocks", type=int, default=usual.blocks, help="of KV, 64 tokens each")
+    options = arguments.parse_args()
+    if options.quick:
+        options.minutes, options.requests = min(options.minutes, 0.3), 20
+    result = in_processes("benchmarks.soak", options, measure)
+    if result is None:
+        return
+    rows, faults = [], []
+    for part in result["measurements"]:
+        did = part["did"]
+        keys = ("tokens", "answers", "distinct_requests", "differing_answers")
+        rest = (did.get("cancellations", 0), part["evictions"], part["preemptions"], part["grown_bytes"] >> 20)
+        rows.append([part["dtype"], *(part[key] for key in keys), *rest])
+        faults += [f"{part['dtype']}: {fault}" for fault in part["faults"]]
+    head = [
+        "dtype",
+        "tokens compared",
+        "answers",
+        "distinct",
+        "differing",
+        "cancelled calls",
+        "evictions",
+        "preemptions",
+        "MiB grown",
+    ]
+    print_table("Verified answers under load beside the same computed alone", head, rows)
+    print(f"\n{write(options.name, result)}")
+    if faults:
+        sys.exit("\n".join(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Mixed traffic on one engine, drawn from a seed: what the soak lives on.
+
+Clients, each a thread, ask one thing after the other: a verified answer from a pool of requests, an unverified stream,
+or a stray call of the window protocol with a context that others share. Verified answers are drafted, drafted wrongly,
+or decoded by the verifier, window by window as it comes; calls are cancelled in the middle, and verified ones then
+asked again, as a gateway does. Requests share prefixes of many lengths.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from backend.engine.engine import Engine
+from backend.engine.tasks import DecodeTask, Task, VerifyTask
+from backend.protocol import Sampling
+from benchmarks import drive
+from benchmarks.drive import Request, bits, complete
+from benchmarks.waiting import Ending
+
+_LONGEST_WAIT_S = 0.2  # Before a call is cancelled.
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How much of what. `blocks` is all the KV there is, tight enough that clients take it from each other."""
+
+    seed: int = 0
+    requests: int = 200
+    clients: int = 16
+    blocks: int = 40
+    longest_prefix: int = 200
+    longest_answer: int = 64
+
+
+def draw_requests(mix: Mix, vocab_size: int) -> list[Request]:
+    """The pool that verified answers are asked from."""
+    rng = random.Random(mix.seed)
+    bases = [[rng.randrange(vocab_size) for _ in range(mix.longest_prefix)] for _ in range(4)]
+
+    def request() -> Request:
+        length = rng.choice([0, 1, 63, 64, 65, 128, rng.randrange(mix.longest_prefix + 1)])
+        own = [rng.randrange(vocab_size) for _ in range(rng.randint(1, 9))]
+        prompt = (*rng.choice(bases)[: min(length, mix.longest_prefix)], *own)
+        stop_ids = frozenset(rng.sample(range(vocab_size), k=rng.choice([0, 0, 5])))
+        return Request(
+            prompt, rng.randint(1, mix.longest_answer), _sampling(rng, vocab_size), stop_ids, rng.choice([0, 0, 5])
+        )
+
+    return [request() for _ in range(mix.requests)]
+
+
+def _sampling(rng: random.Random, vocab_size: int) -> Sampling:
+    filters: dict[str, Any] = rng.choice(
+        [{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 50, "top_p": 0.95}]
+    )
+    adjusts: dict[str, Any] = rng.choice(
+        [
+            {},
+            {},
+            {"repetition_penalty": 1.2, "presence_penalty": 0.5},
+            {"frequency_penalty": 0.7, "min_tokens": 5},
+            {"logit_bias": ((rng.randrange(vocab_size), 5.0),)},
+        ]
+    )
+    temperature = rng.choice([0.0, 0.0, 0.7, 1.0, 1.3])
+    return Sampling(temperature=temperature, seed=rng.getrandbits(63), **filters, **adjusts)
+
+
+class SoakTraffic:
+    """Clients on an engine that is running. `answers` holds, for each request's index, how often which bits came."""
+
+    def __init__(self, engine: Engine, mix: Mix):
+        self._engine = engine
+        self._mix = mix
+        self.requests = draw_requests(mix, engine.info.vocab_size)
+        self.answers: dict[int, Counter[bytes]] = {}
+        self.tokens = 0
+        """Verified tokens in all answers."""
+        self.did: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def run(self, enough: Callable[[int], bool]) -> None:
+        """Keep the clients busy until `enough` says so of the number of verified answers. Raises what a call raised."""
+        over = threading.Event()
+
+        def client(number: int) -> None:
+            rng = random.Random(f"{self._mix.seed} {number}")
+            try:
+                while not over.is_set() and not enough(self._answered):
+                    self._act(rng)
+            finally:
+                over.set()  # Where one fails, the others need not go on.
+
+        with ThreadPoolExecutor(self._mix.clients) as threads:
+            for done in [threads.submit(client, number) for number in range(self._mix.clients)]:
+                done.result()
+
+    @property
+    def _answered(self) -> int:
+        return self.did["answers"]
+
+    def _act(self, rng: random.Random) -> None:
+        what = rng.random()
+        if what < 0.6:
+            self._ask(rng)
+        else:
+            self._make_company(rng, streams=what < 0.85)
+
+    def _ask(self, rng: random.Random) -> None:
+        index = rng.randrange(len(self.requests))
+        request = self.requests[index]
+
+        def propose(context: list[int], generated: int) -> tuple[list[int], int]:
+            way = rng.choice(["drafted", "drafted", "poisoned", "invented", "decoded", "decoded", "draft and decoded"])
+            self._note(way)
+            if way == "decoded":
+                return [], rng.randint(0, 40)
+            if way == "invented":
+                return [rng.randrange(self._engine.info.vocab_size) for _ in range(rng.randint(1, 40))], 0
+            draft = drive.draft(self._engine, request, context, generated, rng.choice([1, 3, 7, 15, 31, 63]))
+            if way == "poisoned":
+                draft[rng.randrange(len(draft))] = rng.randrange(self._engine.info.vocab_size)
+            return draft, rng.randint(1, 20) if way == "draft and decoded" else 0
+
+        def insist(engine: Engine, task: Task) -> None:
+            assert isinstance(task, VerifyTask)
+            while rng.random() < 0.1:
+                again = VerifyTask(
+                    task.context, task.draft, task.extend, task.sampling, task.stop_ids, task.top, task.generated
+                )
+                self._perform_in_part(again, rng)
+            drive.perform(engine, task)
+
+        answer = complete(self._engine, request, propose, insist)
+        with self._lock:
+            self.did["answers"] += 1
+            self.tokens += len(answer)
+            self.answers.setdefault(index, Counter())[bits(answer)] += 1
+
+    def _make_company(self, rng: random.Random, streams: bool) -> None:
+        prompt = list(rng.choice(self.requests).prompt)
+        context = [*prompt[: rng.randint(1, len(prompt))], rng.randrange(self._engine.info.vocab_size)]
+        sampling = _sampling(rng, self._engine.info.vocab_size)
+        if streams:
+            self._note("streams")
+            task: Task = DecodeTask(
+                context, rng.randint(1, 200), sampling, frozenset(), rng.choice([0, 5]), is_draft=False
+            )
+        else:
+            self._note("stray calls")
+            draft = [rng.randrange(self._engine.info.vocab_size) for _ in range(rng.randint(0, 90))]
+            task = VerifyTask(context, draft, rng.choice([0, 30]), sampling, frozenset(), top=0)
+        if rng.random() < 0.4:
+            self._perform_in_part(task, rng)
+        else:
+            drive.perform(self._engine, task)
+
+    def _perform_in_part(self, task: Task, rng: random.Random) -> None:
+        """Run a task, and cancel it after a while if it is not over by then."""
+        ends: SimpleQueue[Exception | None] = SimpleQueue()
+        self._engine.submit(task, Ending(ends.put))
+        try:
+            error = ends.get(timeout=rng.uniform(0, _LONGEST_WAIT_S))
+        except Empty:
+            gone = threading.Event()
+            self._engine.cancel(task, gone.set)
+            gone.wait()
+            self._note("cancellations")
+        else:
+            if error is not None:
+                raise error
+
+    def _note(self, what: str) -> None:
+        with self._lock:
+            self.did[what] += 1
