@@ -29,8 +29,10 @@ class Request:
 
 
 Answer: TypeAlias = list[Scored]
-Propose: TypeAlias = Callable[[list[int], int], tuple[list[int], int]]
-"""(context, how much of it was generated) -> a draft, and how far the verifier is to decode by itself behind it."""
+Call: TypeAlias = Callable[[], Task]
+"""Makes the task of a call; a call that is made again is another task."""
+Propose: TypeAlias = Callable[[list[int], int], Call]
+"""(context, how much of it was generated) -> the call that adds to the answer: one whose tokens are the verifier's."""
 
 
 def perform(engine: Engine, task: Task) -> None:
@@ -43,34 +45,44 @@ def perform(engine: Engine, task: Task) -> None:
 
 
 def complete(
-    engine: Engine, request: Request, propose: Propose, perform: Callable[[Engine, Task], None] = perform
+    engine: Engine, request: Request, propose: Propose, make: Callable[[Engine, Call], Task] | None = None
 ) -> Answer:
-    """The verified answer, window by window; the first one is the prompt's own and has no draft."""
+    """The verified answer, call by call; the first one verifies the prompt. `make` performs a call, to its end."""
     answer: Answer = []
+    make = make or _make
     while len(answer) < request.count:
         context = [*request.prompt, *(token.id for token in answer)]
-        draft, extend = propose(context, len(answer)) if answer else ([], 0)
-        task = VerifyTask(
-            context, draft, extend, request.sampling, request.stop_ids, request.top, generated=len(answer)
-        )
-        perform(engine, task)
+        call = propose(context, len(answer)) if answer else verify(request, context, 0, [], 0)
+        task = make(engine, call)
         answer += task.produced
         if task.finish is not None:
             break
     return answer[: request.count]
 
 
+def verify(request: Request, context: list[int], generated: int, draft: list[int], extend: int) -> Call:
+    """A verification of `draft`, with up to `extend` tokens decoded behind it."""
+    sampling, stop_ids, top = request.sampling, request.stop_ids, request.top
+    return lambda: VerifyTask(context, draft, extend, sampling, stop_ids, top, generated)
+
+
 def drafting(engine: Engine, request: Request, windows: Sequence[int]) -> Propose:
     """Proposes what the engine's own fast lane drafts, in windows of these sizes in turn; the last one repeats."""
     turn = 0
 
-    def propose(context: list[int], generated: int) -> tuple[list[int], int]:
+    def propose(context: list[int], generated: int) -> Call:
         nonlocal turn
         count = windows[min(turn, len(windows) - 1)]
         turn += 1
-        return draft(engine, request, context, generated, count), 0
+        return verify(request, context, generated, draft(engine, request, context, generated, count), 0)
 
     return propose
+
+
+def _make(engine: Engine, call: Call) -> Task:
+    task = call()
+    perform(engine, task)
+    return task
 
 
 def draft(engine: Engine, request: Request, context: list[int], generated: int, count: int) -> list[int]:

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, cast
 from backend.engine.checkpoint import Checkpoint
 from backend.engine.engine import Engine
 from backend.engine.open_checkpoint import SMOLLM2, open_checkpoint
-from backend.kernels.ops import CPU_FAST, Ops
 from backend.settings import Dtype, EngineSettings
 from benchmarks.report import circumstances
 
@@ -58,12 +57,10 @@ def smollm2() -> Checkpoint:
     return open_checkpoint(SMOLLM2, lambda share: None)
 
 
-def build_engine(
-    checkpoint: Checkpoint, dtype: Dtype, options: argparse.Namespace, shape: Shape, fast: Ops = CPU_FAST
-) -> Engine:
+def build_engine(checkpoint: Checkpoint, dtype: Dtype, options: argparse.Namespace, shape: Shape) -> Engine:
     """An engine, not started."""
     settings = EngineSettings(checkpoint.config.name, dtype, 1, options.kv_bytes, *shape)
-    return Engine(checkpoint, settings, lambda share: None, fast=fast)
+    return Engine(checkpoint, settings, lambda share: None)
 
 
 def shape(text: str) -> Shape:

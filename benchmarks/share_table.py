@@ -14,9 +14,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from backend.engine.engine import Engine
-from backend.kernels.ops import CPU_FAST, CPU_FIXED
-from backend.protocol import Sampling
+from backend.protocol import Batching, Sampling
 from backend.settings import Dtype
 from benchmarks import published
 from benchmarks.closed_loop import ClosedLoop, Load, Tally
@@ -30,6 +28,7 @@ from policies.policy import window_schedule
 
 _PERCENTS = (2, 5, 10, 20, 50, 100)
 _FIRST_WINDOW = 8
+_BATCHING: dict[str, Batching] = {"batch_invariant": "invariant", "batch_of_one": "none"}
 _OF_ONE = 3  # Completions of batch_of_one in a round: it is slow, and has no shares to balance.
 
 
@@ -58,31 +57,28 @@ class Bench:
         self._options = options
         self._prompts = Prompts(checkpoint.tokenizer)
         self._number = 0
-        self._engines: dict[bool, tuple[Engine, PassLog]] = {}
-        for invariant in (False, True):
-            engine = build_engine(checkpoint, dtype, options, options.shape, CPU_FIXED if invariant else CPU_FAST)
-            engine.start()
-            self._engines[invariant] = engine, PassLog(engine)
+        self._engine = build_engine(checkpoint, dtype, options, options.shape)
+        self._passes = PassLog(self._engine)
+        self._engine.start()
 
     def run(self, cell: Cell, workload: Shape) -> Tally:
         options = self._options
         prompt, output = workload
         windows = window_schedule(_FIRST_WINDOW, options.shape[1] - 1)
-        way = Way(windows, Sampling(temperature=options.temperature, seed=1), adaptive=cell.way == "adaptive")
+        sampling = Sampling(temperature=options.temperature, seed=1)
+        way = Way(windows, sampling, cell.way == "adaptive", batching=_BATCHING.get(cell.way, "dynamic"))
         alone = cell.way == "batch_of_one"
         load = Load(cell.percent, 1 if alone else options.in_flight, output, way)
-        engine, passes = self._engines[cell.way == "batch_invariant"]
-        loop = ClosedLoop(engine, passes, numbered(self._prompts, self._number, prompt), load)
+        loop = ClosedLoop(self._engine, self._passes, numbered(self._prompts, self._number, prompt), load)
         # Prompts that no cell had before: the prefix cache would know them. Enough completions for the share to be due.
         self._number += 1000
         due = max(options.completions, 100 // cell.percent if cell.percent else 0)
         return loop.run(min(_OF_ONE, due) if alone else due)
 
-    def close(self) -> list[str]:
-        """Stop the engines; their fingerprints."""
-        for engine, _ in self._engines.values():
-            engine.stop()
-        return sorted({engine.info.fingerprint for engine, _ in self._engines.values()})
+    def close(self) -> str:
+        """Stop the engine; its fingerprint."""
+        self._engine.stop()
+        return self._engine.info.fingerprint
 
 
 def measure(dtype: Dtype, options: argparse.Namespace) -> dict[str, Any]:
@@ -96,9 +92,8 @@ def measure(dtype: Dtype, options: argparse.Namespace) -> dict[str, Any]:
             for cell in CELLS[:: 1 if turn % 2 == 0 else -1]:
                 cells[cell].append(bench.run(cell, workload))
                 print(f"{dtype} {workload} {cell}: {_speed(cells[cell][-1:]):.0f} tok/s", file=sys.stderr)
-    fingerprints = bench.close()
     return {
-        "fingerprints": fingerprints,
+        "fingerprint": bench.close(),
         "workloads": [_workload(workload, cells, options) for workload, cells in tallies.items()],
     }
 

@@ -2,8 +2,8 @@
 
 Clients, each a thread, ask one thing after the other: a verified answer from a pool of requests, an unverified stream,
 or a stray call of the window protocol with a context that others share. Verified answers are drafted, drafted wrongly,
-or decoded by the verifier, window by window as it comes; calls are cancelled in the middle, and verified ones then
-asked again, as a gateway does. Requests share prefixes of many lengths.
+decoded by the verifier or streamed from it, call by call as it comes. Calls are cancelled in the middle, and verified
+ones then asked again, as a gateway does. Requests share prefixes of many lengths.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from backend.engine.engine import Engine
 from backend.engine.tasks import DecodeTask, Task, VerifyTask
 from backend.protocol import Sampling
 from benchmarks import drive
-from benchmarks.drive import Request, bits, complete
+from benchmarks.drive import Call, Request, bits, complete
 from benchmarks.waiting import Ending
 
+_WAYS = ("drafted", "drafted", "poisoned", "invented", "decoded", "draft and decoded", "streamed", "streamed")
+"""How a verified answer goes on: see the module's description; `streamed` is decoded token by token."""
 _LONGEST_WAIT_S = 0.2  # Before a call is cancelled.
 
 
@@ -117,26 +119,39 @@ class SoakTraffic:
         index = rng.randrange(len(self.requests))
         request = self.requests[index]
 
-        def propose(context: list[int], generated: int) -> tuple[list[int], int]:
-            way = rng.choice(["drafted", "drafted", "poisoned", "invented", "decoded", "decoded", "draft and decoded"])
+        def propose(context: list[int], generated: int) -> Call:
+            way = rng.choice(_WAYS)
             self._note(way)
-            if way == "decoded":
-                return [], rng.randint(0, 40)
+            if way == "streamed":
+                count, yields = rng.randint(1, request.count - generated), rng.random() < 0.5
+                return lambda: DecodeTask(
+                    context,
+                    count,
+                    request.sampling,
+                    request.stop_ids,
+                    request.top,
+                    is_draft=False,
+                    generated=generated,
+                    batching="invariant",
+                    yields=yields,
+                )
+            draft: list[int] = []
             if way == "invented":
-                return [rng.randrange(self._engine.info.vocab_size) for _ in range(rng.randint(1, 40))], 0
-            draft = drive.draft(self._engine, request, context, generated, rng.choice([1, 3, 7, 15, 31, 63]))
+                draft = [rng.randrange(self._engine.info.vocab_size) for _ in range(rng.randint(1, 40))]
+            elif way != "decoded":
+                count = rng.choice([1, 3, 7, 15, 31, 63])
+                draft = drive.draft(self._engine, request, context, generated, count)
             if way == "poisoned":
                 draft[rng.randrange(len(draft))] = rng.randrange(self._engine.info.vocab_size)
-            return draft, rng.randint(1, 20) if way == "draft and decoded" else 0
+            extend = rng.randint(1, 40) if way in ("decoded", "draft and decoded") else 0
+            return drive.verify(request, context, generated, draft, extend)
 
-        def insist(engine: Engine, task: Task) -> None:
-            assert isinstance(task, VerifyTask)
+        def insist(engine: Engine, call: Call) -> Task:
             while rng.random() < 0.1:
-                again = VerifyTask(
-                    task.context, task.draft, task.extend, task.sampling, task.stop_ids, task.top, task.generated
-                )
-                self._perform_in_part(again, rng)
+                self._perform_in_part(call(), rng)
+            task = call()
             drive.perform(engine, task)
+            return task
 
         answer = complete(self._engine, request, propose, insist)
         with self._lock:

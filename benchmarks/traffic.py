@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 from backend.engine.engine import Engine
 from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
-from backend.protocol import Sampling
+from backend.protocol import Batching, Sampling
 from benchmarks.prompts import Prompts
 from gateway.domain import Counts, Job, Token
 from gateway.dvr import Command, Draft, Loop, Verdict, Verifier, Verify
@@ -26,12 +26,13 @@ _TOLD_S = 0.001
 @dataclass(frozen=True, slots=True)
 class Way:
     """How completions are served: `adaptive` follows the engine's advice, otherwise every window is drafted, and with
-    `ahead` while the one before is verified."""
+    `ahead` while the one before is verified. `batching` is that of mode off."""
 
     windows: tuple[int, ...]
     sampling: Sampling
     adaptive: bool
     ahead: bool = False
+    batching: Batching = "dynamic"
 
 
 class Completion:
@@ -100,7 +101,8 @@ class Traffic:
             self._follow(completion, loop)
         else:
             completion = Completion(None)
-            task = DecodeTask(prompt, count, self._way.sampling, frozenset(), 0, is_draft=False)
+            way = self._way
+            task = DecodeTask(prompt, count, way.sampling, frozenset(), 0, is_draft=False, batching=way.batching)
             self._submit(completion, None, task)
         self.in_flight.append(completion)
         return completion
