@@ -16,7 +16,7 @@ from backend.engine.engine import Engine
 from backend.engine.kv_pool import RESERVED_BLOCKS
 from backend.engine.prefix_cache import Lease
 from backend.engine.scheduler import Pass, Span
-from backend.engine.tasks import VerifyTask
+from backend.engine.tasks import Scored, VerifyTask
 from backend.kernels.attention import BLOCK
 from benchmarks.drive import Answer, Request
 
@@ -31,7 +31,6 @@ class Alone:
 
     def __init__(self, engine: Engine):
         self._runner = engine._runner
-        self._vocab_size = engine.info.vocab_size
 
     def answer(self, request: Request) -> Answer:
         """The whole answer, token by token."""
@@ -40,7 +39,7 @@ class Alone:
         while len(answer) < request.count and not (answer and answer[-1].id in request.stop_ids):
             span = Span(task, task.computed, len(task.tokens) - task.computed, choices=1)
             ((token,),) = self._runner.run(Pass("fixed", [span]))
-            assert token is not None
+            assert isinstance(token, Scored)
             answer.append(token)
             task.computed = len(task.tokens)
             task.tokens.append(token.id)

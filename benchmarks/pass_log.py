@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from backend.engine.engine import Engine
 from backend.engine.scheduler import Pass, Span
-from backend.engine.tasks import Scored, VerifyTask
+from backend.engine.tasks import Scored, Unchosen, VerifyTask
 
 Kind = Literal["fast prompt", "fixed prompt", "fast decode", "fixed decode", "window"]
 PassTimes: TypeAlias = dict[Kind, tuple[float, int, float]]
@@ -29,7 +29,7 @@ class PassLog:
         runner = engine._runner
         run = runner.run
 
-        def timed(work: Pass) -> list[list[Scored | None]]:
+        def timed(work: Pass) -> list[list[Scored | Unchosen]]:
             started = clock()
             chosen = run(work)
             self._note(work, clock() - started)
