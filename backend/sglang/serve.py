@@ -23,7 +23,6 @@ CPU_FLAGS = ("--dtype", "float32", "--sampling-backend", "pytorch", "--sleep-on-
 """Defaults, which flags of the user's override."""
 CPU_ENVIRONMENT = {
     "SGLANG_PLATFORM": "verbatim_cpu",
-    "SGLANG_CPU_OMP_THREADS_BIND": "0",
     "TORCHDYNAMO_DISABLE": "1",  # Compiled helpers have other bits than eager ones, and need a C++ compiler.
     "OMP_NUM_THREADS": "1",  # With more, the rows of a product fall into classes.
     "MKL_NUM_THREADS": "1",
@@ -49,20 +48,27 @@ def main(model_path: Path, verify_groups: int, verify_window: int, flags: tuple[
 
 def arguments(flags: Sequence[str]) -> list[str]:
     """The user's flags behind those that the adapter needs."""
-    return [*NEEDED_FLAGS, *(CPU_FLAGS if _device(flags) == "cpu" else ()), *flags]
+    return [*NEEDED_FLAGS, *(CPU_FLAGS if _value(flags, "--device") == "cpu" else ()), *flags]
 
 
 def environment(flags: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """The given environment with what SGLang needs on the device that `flags` name; what is given wins."""
-    return {**(CPU_ENVIRONMENT if _device(flags) == "cpu" else {}), **given}
+    if _value(flags, "--device") != "cpu":
+        return dict(given)
+    ranks = _value(flags, "--tp", "--tp-size", "--tensor-parallel-size") or "1"
+    # SGLang wants a group of cores for each rank, and binds to none of them without kernels that we do not need.
+    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * int(ranks) if ranks.isdecimal() else "0")}
+    return {**CPU_ENVIRONMENT, **bind, **given}
 
 
-def _device(flags: Sequence[str]) -> str | None:
+def _value(flags: Sequence[str], *names: str) -> str | None:
+    """The value of the last flag with one of these names."""
+    found = None
     for index, flag in enumerate(flags):
-        name, _, value = flag.partition("=")
-        if name == "--device":
-            return value or (flags[index + 1] if index + 1 < len(flags) else None)
-    return None
+        name, equals, value = flag.partition("=")
+        if name in names:
+            found = value if equals else next(iter(flags[index + 1 : index + 2]), None)
+    return found
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ def engine_command(model: Path, kv_bytes_per_token: int) -> list[str]:
     return [sys.executable, "-m", "backend.server", "--model", str(model), *flags]
 
 
-def sglang_command(model: Path) -> list[str]:
+def sglang_command(model: Path, tensor_parallel: int) -> list[str]:
     flags = ["--device", "cpu", "--max-total-tokens", str(POOL_TOKENS), "--log-level", "warning"]
+    flags += ["--tp", str(tensor_parallel)]
     return [str(SGLANG_PYTHON), "-m", "backend.sglang.serve", "--model-path", str(model), *flags]
 
 

@@ -20,7 +20,12 @@ from tests.backend.tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 
 MODEL = os.environ.get("VERBATIM_CONTRACT_MODEL")
 """A model for `open_checkpoint` instead of the tiny random one."""
-KINDS = ("engine", pytest.param("sglang", marks=pytest.mark.sglang))
+KINDS = (
+    "engine",
+    pytest.param("sglang", marks=pytest.mark.sglang),
+    # Two tensor-parallel ranks, which have to stay alike.
+    pytest.param("sglang-tp2", marks=pytest.mark.sglang),
+)
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +50,7 @@ def backend(
     if request.param == "engine":
         command = engine_command(folder, 2 * 4 * config.layers * config.kv_heads * config.head_dim)
     elif SGLANG_PYTHON.is_file():
-        command = sglang_command(folder)
+        command = sglang_command(folder, tensor_parallel=2 if request.param == "sglang-tp2" else 1)
     else:
         pytest.skip(f"SGLang is not installed: there is no {SGLANG_PYTHON}")
     backend = Backend(command, tmp_path_factory.mktemp("log") / f"{request.param}.log")
