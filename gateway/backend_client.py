@@ -42,7 +42,6 @@ from gateway.errors import (
 
 Answer = TypeVar("Answer")
 
-HEALTH_TIMEOUT_S = 5.0
 KEEPALIVE_S = 2.0
 """Below the 5 s after which uvicorn closes an idle connection, so that we never write into one being closed."""
 
@@ -60,11 +59,14 @@ def open_http(*, connect_timeout_s: float, first_byte_timeout_s: float) -> aioht
 
 
 class BackendClient:
-    """Calls to the backend at `url`. `call_timeout_s` bounds each call as a whole."""
+    """Calls to the backend at `url`. The timeouts bound each call as a whole, and each question after its health."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, call_timeout_s: float) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, call_timeout_s: float, health_timeout_s: float = 5.0
+    ) -> None:
         self._http = http
         self._call_timeout_s = call_timeout_s
+        self._health_timeout_s = health_timeout_s
         self.url = url.rstrip("/")
 
     def __repr__(self) -> str:
@@ -84,7 +86,7 @@ class BackendClient:
 
     async def health(self) -> Health:
         """The backend's own word; status 503 carries one too, so it is not an error here."""
-        deadline = asyncio.get_running_loop().time() + HEALTH_TIMEOUT_S
+        deadline = asyncio.get_running_loop().time() + self._health_timeout_s
         status, content, headers = await self._exchange("GET", "/healthz", None, deadline)
         if status not in (200, 503):
             raise _refusal(status, content, headers)

@@ -41,12 +41,15 @@ async def connect(
     admission = Admission(settings.max_concurrent)
 
     async def open_model(config: ModelConfig) -> Model:
-        replicas = [Replica(BackendClient(http, url, settings.call_timeout_s)) for url in config.backends]
+        replicas = [
+            Replica(BackendClient(http, url, settings.call_timeout_s, settings.health_timeout_s))
+            for url in config.backends
+        ]
         first = await _first_ready(replicas, config.fingerprint, settings.start_timeout_s)
         info = first.info
         assert info is not None
         model = config.name or info.model
-        group = ReplicaGroup(model, info.fingerprint, replicas, sleep)
+        group = ReplicaGroup(model, info, replicas, sleep)
         await asyncio.gather(*(group.check(replica) for replica in replicas if replica is not first))
         text = load_text(await first.client.tokenizer(), datetime.now)
         served = msgspec.structs.replace(info, model=model)

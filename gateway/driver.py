@@ -30,7 +30,7 @@ from backend.protocol import (
 )
 from gateway.domain import Commit, Counts, Finish, Finished, Job, Scored, Token
 from gateway.dvr import Command, Draft, Loop, Verdict, Verifier, Verify
-from gateway.errors import BackendFailed, ProtocolViolation
+from gateway.errors import BackendFailed, BackendTimeout, BackendUnavailable, ProtocolViolation, RoleRefused
 
 Progress: TypeAlias = Commit | Finished
 """One or more commits, then the end."""
@@ -63,6 +63,8 @@ async def run_verified(
                     yield commit
                 case Proposal(ids):
                     loop.on_draft(ids)
+                case DrafterLost():
+                    loop.on_drafter_lost()
     finally:
         await calls.follow(())
     yield Finished(loop.finish)
@@ -106,6 +108,13 @@ class Proposal:
     ids: list[int]
 
 
+class DrafterLost:
+    """No backend drafts any more. That is no end: a verifier needs no drafts."""
+
+
+Answer: TypeAlias = Verdict | Proposal | DrafterLost
+
+
 class _Calls:
     """The calls of one completion, a task for each. Not a task group: it would have to be left in the task in which it
     was entered, and a generator's consumer may take each step in another one."""
@@ -113,7 +122,7 @@ class _Calls:
     def __init__(self, backend: WindowBackend, job: Job) -> None:
         self._backend = backend
         self._job = job
-        self._running: list[tuple[Command, asyncio.Task[Verdict | Proposal]]] = []
+        self._running: list[tuple[Command, asyncio.Task[Answer]]] = []
 
     async def follow(self, pending: Sequence[Command]) -> None:
         """Start the commands that are new, cancel the calls whose command is no longer among them."""
@@ -128,7 +137,7 @@ class _Calls:
             # Their errors do not matter any more.
             await asyncio.gather(*dropped, return_exceptions=True)
 
-    async def next(self) -> Verdict | Proposal:
+    async def next(self) -> Answer:
         """The next answer; a verdict first where both are there."""
         await asyncio.wait([task for _, task in self._running], return_when=asyncio.FIRST_COMPLETED)
         for index, (_, task) in enumerate(self._running):
@@ -137,10 +146,13 @@ class _Calls:
                 return task.result()
         raise AssertionError("one of them is done")
 
-    async def _perform(self, command: Command) -> Verdict | Proposal:
+    async def _perform(self, command: Command) -> Answer:
         match command:
             case Draft():
-                return await _draft(self._backend, self._job, command)
+                try:
+                    return await _draft(self._backend, self._job, command)
+                except (BackendUnavailable, BackendTimeout, BackendFailed, RoleRefused):
+                    return DrafterLost()
             case Verify():
                 return await _verify(self._backend, self._job, command)
 

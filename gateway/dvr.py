@@ -10,6 +10,7 @@ and is told what comes back. After each event its owner starts what is new in `p
                                                            this is cheaper now, there is no drafter, or no draft fits
     on_draft(ids) ─────────▶ Verify(context, draft)        and beside it, where the verifier's advice was so,
                                Draft(context + draft, ...) drafts ahead: the window after the one being verified
+    on_drafter_lost() ─────▶ no draft is asked for any more; the verifier decodes by itself
 
 A draft ahead supposes that all of the current draft will stand, and begins with a guess of the token that the verifier
 will add of its own. The verdict decides: where both came true the rest of the draft is the next window; it is verified
@@ -135,6 +136,17 @@ class Loop:
             guessed, self._guessed = self._guessed, None
             self._take_ahead(ids, guessed)
 
+    def on_drafter_lost(self) -> None:
+        """The pending draft will not come, and nor will another one: from now on the verifier decodes by itself."""
+        assert self._drafting is not None
+        self._drafting = None
+        self._drafts = False
+        if self._verifying is not None or self._guessed is not None:
+            self._counts += Counts(ahead_dropped=1)
+        self._guessed = None
+        if self._verifying is None:
+            self._next_window(wants_draft=False)
+
     def on_verdict(self, verdict: Verdict) -> Commit:
         """The pending verification came back: returns what now stands."""
         assert self._verifying is not None
@@ -185,7 +197,12 @@ class Loop:
         if not draft:
             return
         self._counts += Counts(drafted=len(draft))
-        if self._drafts_ahead and self._counts.windows >= len(self._windows) and len(draft) == self._window():
+        if (
+            self._drafts
+            and self._drafts_ahead
+            and self._counts.windows >= len(self._windows)
+            and len(draft) == self._window()
+        ):
             self._draft_ahead(self._verifying)
 
     def _draft_ahead(self, current: Verify) -> None:

@@ -86,7 +86,8 @@ def _model(name: str, section: Section, env: Mapping[str, str]) -> ModelConfig:
         section.mistake("a model's name must not be empty")
     if not backends and not upstreams:
         section.mistake("has no backends and no upstreams")
-    if len(set(backends)) < len(backends):
+    known = [url for url in backends if url]
+    if len(set(known)) < len(known):
         section.mistake("lists a URL twice", "backends")
     if drafts is Drafts.UPSTREAMS and not (backends and upstreams):
         section.mistake("needs backends, which verify, and upstreams, which draft", "drafts")
@@ -114,6 +115,10 @@ def _url(value: Plain) -> str:
     if isinstance(value, str):
         parts = urlsplit(value)
         if parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.fragment):
+            try:
+                _ = parts.port
+            except ValueError as error:
+                raise ValueError(f"has no right port: {error}") from None
             if parts.username is not None or parts.password is not None:
                 raise ValueError("must not hold a user or a password; name the variable of a key in key_env")
             return value.rstrip("/")

@@ -21,11 +21,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from backend.protocol import (
     DraftRequest,
     DraftResponse,
+    Info,
     Role,
     StreamEvent,
     StreamRequest,
@@ -45,6 +46,9 @@ from gateway.replica import Replica
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 
+Work: TypeAlias = Literal["draft", "verify", "stream"]
+"""A kind of call."""
+
 RETRY_DELAYS_S = (0.1, 0.4)
 MOST_BROKEN = 2
 """Replicas on which one call may break off before it is given up."""
@@ -53,13 +57,15 @@ MOST_BROKEN = 2
 class ReplicaGroup:
     """Replicas that give the bits of one fingerprint, in the order in which they are configured.
 
-    `model` is what clients call the model that they serve.
+    `model` is what clients call the model that they serve, `reference` what the replica says whose fingerprint is the
+    group's.
     """
 
-    def __init__(self, model: str, fingerprint: str, replicas: Sequence[Replica], sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, model: str, reference: Info, replicas: Sequence[Replica], sleep: Sleep = asyncio.sleep) -> None:
         assert replicas
         self.model = model
-        self.fingerprint = fingerprint
+        self.fingerprint = reference.fingerprint
+        self._backend_model = reference.model
         self.replicas = tuple(replicas)
         self.sleep = sleep
 
@@ -68,9 +74,14 @@ class ReplicaGroup:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles that somebody plays, and is not known to be gone."""
-        roles: tuple[Role, ...] = ("draft", "verify")
-        return tuple(role for role in roles if any(replica.plays(role) for replica in self.replicas))
+        """What somebody can do for the model itself: generate without a guarantee ("draft"), or verify."""
+        roles: tuple[tuple[Role, Work], ...] = (("draft", "stream"), ("verify", "verify"))
+        return tuple(role for role, work in roles if any(self.suits(replica, work) for replica in self.replicas))
+
+    @property
+    def drafts(self) -> bool:
+        """Whether somebody drafts, be it with another model."""
+        return any(self.suits(replica, "draft") for replica in self.replicas)
 
     @property
     def trouble(self) -> str | None:
@@ -86,13 +97,24 @@ class ReplicaGroup:
     async def check(self, replica: Replica) -> None:
         """Look after one of the replicas. Where others are left, its calls are taken away from one in trouble."""
         await replica.check(self.fingerprint)
-        if replica.trouble is not None and any(other.well and other.belongs for other in self.replicas):
+        if replica.trouble is not None and any(self._stands_in(other, replica) for other in self.replicas):
             replica.give_up()
 
-    def choose(self, role: Role, but: Sequence[Replica]) -> Replica | None:
+    def suits(self, replica: Replica, work: Work) -> bool:
+        """Whether the replica's answer to such a call counts, be it well or not."""
+        if work == "stream":
+            # A drafter may be a smaller model, whose answer would be another's.
+            return replica.plays("draft") and replica.info is not None and replica.info.model == self._backend_model
+        return replica.plays(work)
+
+    def choose(self, work: Work, but: Sequence[Replica]) -> Replica | None:
         """The replica to ask; None where nobody is left."""
-        left = [replica for replica in self.replicas if replica.plays(role) and replica not in but]
+        left = [replica for replica in self.replicas if self.suits(replica, work) and replica not in but]
         return min([r for r in left if r.well] or left, key=lambda replica: replica.in_flight, default=None)
+
+    @staticmethod
+    def _stands_in(other: Replica, replica: Replica) -> bool:
+        return other.well and replica.info is not None and all(map(other.plays, replica.info.roles))
 
 
 class Session:
@@ -100,7 +122,7 @@ class Session:
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
-        self._at: dict[Role, Replica] = {}
+        self._at: dict[Work, Replica] = {}
 
     def __repr__(self) -> str:
         return f"<Session at {self._at}>"
@@ -134,18 +156,18 @@ class Session:
                 await events.aclose()
                 raise
 
-        first, rest = await self._somewhere("draft", perform)
+        first, rest = await self._somewhere("stream", perform)
         async with aclosing(rest):
             if first is not None:
                 yield first
             async for event in rest:
                 yield event
 
-    async def _somewhere(self, role: Role, perform: Callable[[Replica], Awaitable[T]]) -> T:
+    async def _somewhere(self, work: Work, perform: Callable[[Replica], Awaitable[T]]) -> T:
         """Perform on one replica after the other until it goes well, or raise what happened last."""
         for delay_s in (*RETRY_DELAYS_S, None):
             failures: list[tuple[Replica, BackendError | RoleRefused]] = []
-            while (replica := self._next(role, [replica for replica, _ in failures])) is not None:
+            while (replica := self._next(work, [replica for replica, _ in failures])) is not None:
                 try:
                     answer = await perform(replica)
                 except (BackendError, RoleRefused) as error:
@@ -158,21 +180,21 @@ class Session:
                     for failed, why in failures:
                         if _broke(why):
                             failed.blame()
-                    self._at[role] = replica
+                    self._at[work] = replica
                     return answer
             if not failures:
-                raise BackendUnavailable(f"no backend can {role} now: {self._group.trouble or 'none has that role'}")
+                raise BackendUnavailable(f"no backend can {work} now: {self._group.trouble or 'none has that role'}")
             if delay_s is None or not all(isinstance(why, BackendUnavailable) for _, why in failures):
                 raise failures[-1][1]
             await self._group.sleep(delay_s)
         raise AssertionError("the last round returns or raises")
 
-    def _next(self, role: Role, but: Sequence[Replica]) -> Replica | None:
+    def _next(self, work: Work, but: Sequence[Replica]) -> Replica | None:
         # The verifying replica has the prefix cached that a draft goes on from, and the other way round.
-        for at in (self._at.get(role), *self._at.values()):
-            if at is not None and at.well and at.plays(role) and at not in but:
+        for at in (self._at.get(work), *self._at.values()):
+            if at is not None and at.well and self._group.suits(at, work) and at not in but:
                 return at
-        return self._group.choose(role, but)
+        return self._group.choose(work, but)
 
 
 def _is_final(error: BackendError | RoleRefused) -> bool:

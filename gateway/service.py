@@ -58,7 +58,12 @@ class Backends(Protocol):
 
     @property
     def roles(self) -> Collection[Role]:
-        """What they can do at the moment."""
+        """What they can do for the model: generate without a guarantee ("draft"), or verify."""
+        ...
+
+    @property
+    def drafts(self) -> bool:
+        """Whether somebody drafts for those who verify."""
         ...
 
     def session(self) -> WindowBackend:
@@ -141,6 +146,6 @@ class Service:
 
     def _progress(self, completion: Completion, job: Job) -> AsyncGenerator[Progress]:
         if completion.mode is Mode.VERIFIED:
-            drafts = "draft" in self._backends.roles
-            return run_verified(self._backends.session(), job, completion.windows, self._verifier, drafts=drafts)
+            session, drafts = self._backends.session(), self._backends.drafts
+            return run_verified(session, job, completion.windows, self._verifier, drafts=drafts)
         return run_fast(self._backends.session(), job, self._verifier.vocab_size, BATCHING[completion.mode])

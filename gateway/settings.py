@@ -39,6 +39,8 @@ class Settings:
     """How long to wait at start for the backend to become ready."""
     health_interval_s: float = 2.0
     """How long to wait before each replica is asked again how it is."""
+    health_timeout_s: float = 5.0
+    """How long it may take to say so. When it failed to twice in a row, its calls are made elsewhere."""
     drain_timeout_s: float = 30.0
     """How long requests in flight may run on after SIGTERM."""
 

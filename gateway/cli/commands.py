@@ -36,6 +36,7 @@ GATEWAY_FLAGS = [
     click.option("--call-timeout-s", type=float, help="For one call to the backend in all."),
     click.option("--start-timeout-s", type=float, help="For the backend to become ready."),
     click.option("--health-interval-s", type=float, help="Between two looks at the health of each backend."),
+    click.option("--health-timeout-s", type=float, help="For a backend to say how it is."),
     click.option("--drain-timeout-s", type=float, help="For requests in flight after SIGTERM."),
 ]
 # The engine owns these defaults and ranges. Said again here, where it cannot be imported; a test compares the two.

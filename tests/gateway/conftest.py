@@ -99,10 +99,12 @@ async def launch_models(
         listener.listen()
         serving = asyncio.create_task(server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
-            yield Gateway(url, http, models)
-        server.stop.set()
-        await serving
+        try:
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+                yield Gateway(url, http, models)
+        finally:
+            server.stop.set()
+            await serving
 
 
 @pytest.fixture

@@ -106,6 +106,7 @@ class ToyBackend:
     fingerprint: str = FINGERPRINT
     wants_draft: bool = True
     wants_draft_ahead: bool = False
+    name: str = "toy"
     roles: tuple[str, ...] = ("draft", "verify")
     health: Health = Health("ready", 1.0)  # noqa: RUF009  # frozen
     calls: Counter[str] = field(default_factory=Counter)
@@ -181,7 +182,7 @@ class ToyBackend:
                 shape = VerifyShape(4, self.window)
                 info = Info(
                     self.protocol,
-                    "toy",
+                    self.name,
                     self.fingerprint,
                     list(self.roles),
                     shape,
