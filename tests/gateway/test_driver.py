@@ -25,7 +25,7 @@ from backend.protocol import (
 from gateway.domain import Commit, Counts, Finished, Job, Scored, Token
 from gateway.driver import Progress, run_fast, run_verified
 from gateway.dvr import Verifier
-from gateway.errors import BackendFailed, ProtocolViolation
+from gateway.errors import BackendFailed, BackendUnavailable, ProtocolViolation
 
 VERIFIER = Verifier("f", 100)
 JOB = Job((1, 2), Sampling(seed=5), 6, (99,), 1)
@@ -173,6 +173,23 @@ async def test_a_draft_ahead_runs_on_while_the_consumer_is_busy() -> None:
     steps = [step async for step in run]
     assert backend.cancelled == []
     assert steps[-1] == Finished("length")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_a_drafter_that_is_gone_is_not_asked_again(ahead: bool) -> None:
+    class Drafterless(Scripted):
+        drafts = 0
+
+        async def draft(self, request: DraftRequest) -> DraftResponse:
+            self.drafts += 1
+            if self.drafts == 1 + ahead:
+                raise BackendUnavailable("gone")
+            return await super().draft(request)
+
+    backend = Drafterless(ahead=ahead)
+    steps = await collect(run_verified(backend, LONG, (2,), VERIFIER))
+    assert [t.id for step in steps if isinstance(step, Commit) for t in step.tokens] == list(range(3, 43))
+    assert backend.drafts == 1 + ahead
 
 
 async def test_an_error_of_one_call_cancels_the_other() -> None:

@@ -85,20 +85,24 @@ def only(loop: Loop) -> Command:
 def run(
     loop: Loop,
     oracle: Oracle,
-    draft: Callable[[Draft], Sequence[int]],
+    draft: Callable[[Draft], Sequence[int] | None],
     mood: Callable[[], Mood] = lambda: CALM,
     first: Callable[[], type[Command]] = lambda: Verify,
 ) -> tuple[list[int], Finish, Counts]:
-    """Drive the loop to its end. `first` says which of two calls in flight comes back first."""
+    """Drive the loop to its end. `draft` None loses the drafter; `first` says which of two calls comes back first."""
     committed: list[int] = []
     counts = Counts()
     loop.start()
     while loop.finish is None:
         assert loop.pending
         assert len({type(command) for command in loop.pending}) == len(loop.pending) <= 2
-        command = loop.pending[0] if len(loop.pending) == 1 else next(c for c in loop.pending if type(c) is first())
+        kind = first() if len(loop.pending) == 2 else type(loop.pending[0])
+        (command,) = (command for command in loop.pending if type(command) is kind)
         if isinstance(command, Draft):
-            loop.on_draft(draft(command))
+            if (ids := draft(command)) is None:
+                loop.on_drafter_lost()
+            else:
+                loop.on_draft(ids)
         else:
             commit = loop.on_verdict(oracle.verify(command, mood()))
             assert len(commit.tokens) >= 1
@@ -128,11 +132,12 @@ def test_any_drafter_any_windows(
 ) -> None:
     oracle = Oracle(text, len(prompt), len(prompt) + 1 + spare)
     loop = Loop(job(max_tokens, tuple(prompt)), windows, VERIFIER, drafts=drafts)
-    drafted = 0
+    drafted, lost = 0, False
     advised = CALM
 
-    def draft(command: Draft) -> Sequence[int]:
-        nonlocal drafted
+    def draft(command: Draft) -> Sequence[int] | None:
+        nonlocal drafted, lost
+        assert not lost
         assert 1 <= command.count <= 1 + max(windows)
         assert command.generated + command.count < max_tokens
         assert command.context[: len(prompt)] == tuple(prompt)
@@ -141,6 +146,9 @@ def test_any_drafter_any_windows(
         truth = [oracle.token(command.generated + i) for i in range(command.count)]
         wild = st.lists(st.integers(-3, 12), max_size=2 * command.count + 1)
         broken_at = st.integers(0, command.count)
+        lost = data.draw(st.integers(0, 19), label="drafter lost at 0") == 0
+        if lost:
+            return None
         return data.draw(st.one_of(st.just(truth), wild, st.builds(lambda i, w: truth[:i] + w, broken_at, wild)))
 
     def mood() -> Mood:
