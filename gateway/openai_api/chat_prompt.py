@@ -123,13 +123,11 @@ def _call(call: _ToolCall, field: str) -> ToolCall:
 def _tools(tools: list[_Tool]) -> tuple[Tool, ...]:
     require(len(tools) <= MAX_TOOLS, "tools", f"must hold at most {MAX_TOOLS} functions")
     for index, tool in enumerate(tools):
-        name, strict = tool.function.name, tool.function.strict
         require(
-            bool(_TOOL_NAME.fullmatch(name)),
+            bool(_TOOL_NAME.fullmatch(tool.function.name)),
             f"tools[{index}].function.name",
             "must be 1 to 64 letters, digits, underscores and dashes",
         )
-        require(not strict, f"tools[{index}].function.strict", "is not supported")
     names = [tool.function.name for tool in tools]
     require(len(set(names)) == len(names), "tools", "must have a name of its own for each function")
     return tuple(Tool(tool.function.name, tool.function.description, tool.function.parameters) for tool in tools)

@@ -16,7 +16,7 @@ from gateway.openai_api.chat_response import ChatView
 from gateway.openai_api.generation import GenerationFields, check_format, check_generation, facts_of
 from gateway.openai_api.response_format import FormatFields, format_of
 from gateway.openai_api.sampling import require, sampling_of, stop_ids_of
-from gateway.openai_api.tool_choice import ToolChoiceFields, tool_use_of
+from gateway.openai_api.tool_choice import ToolChoiceFields, tool_plan_of
 
 ROUTE = "/v1/chat/completions"
 
@@ -43,16 +43,17 @@ class _Body(GenerationFields, forbid_unknown_fields=True, kw_only=True):
 def parse_chat(content: bytes, determinism_header: str | None) -> Ask:
     """Parse a request body; raises `RequestError` naming the field at fault."""
     fields = read_body(content, RULES)
-    chat = chat_prompt_of(take(fields, ChatPromptFields))
-    chat, tool_use = tool_use_of(take(fields, ToolChoiceFields), chat)
+    prompt = take(fields, ChatPromptFields)
+    tools = tool_plan_of(take(fields, ToolChoiceFields), prompt, chat_prompt_of(prompt))
     form = format_of(take(fields, FormatFields))
+    require(form.grammar is None or tools.use is None, form.field, "is not supported together with tools")
+    form = tools.form or form
     body = take_rest(fields, _Body)
     _check(body)
     check_format(form, body)
-    require(form.grammar is None or tool_use is None, form.field, "is not supported together with tools")
     order = Order(
         model=body.model,
-        prompts=(chat,),
+        prompts=(tools.chat,),
         sampling=sampling_of(body, form.grammar),
         facts=facts_of(body, determinism_header, ROUTE),
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
@@ -64,7 +65,7 @@ def parse_chat(content: bytes, determinism_header: str | None) -> Ask:
         ignore_eos=body.ignore_eos,
         grammar_field=form.field,
     )
-    return Ask(order, ChatView(body.logprobs, tool_use), body.stream, body.include_usage)
+    return Ask(order, ChatView(body.logprobs, tools.use), body.stream, body.include_usage)
 
 
 def _check(body: _Body) -> None:

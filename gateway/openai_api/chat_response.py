@@ -16,7 +16,8 @@ from gateway.openai_api.tool_call_deltas import ToolCallDeltas, fold_calls
 from gateway.openai_api.tool_choice import ToolUse
 from gateway.text import ModelText
 from gateway.token_bytes import TokenBytes
-from gateway.tool_calls import CallReader
+from gateway.tool_calls import CallReader, Reader, WholeCall
+from gateway.tool_formats import CALL_LIST, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ChatView:
     @property
     def key(self) -> list[object]:
         use = self.tool_use
-        return ["chat", self.logprobs, None if use is None else [use.names, use.parallel]]
+        return ["chat", self.logprobs, None if use is None else [use.names, use.parallel, use.choice]]
 
     def shape(self, choices: int, text: ModelText, digest: str) -> ChatShape:
         return ChatShape(self, choices, text, digest)
@@ -52,10 +53,18 @@ class ChatShape:
 
 def _calls(use: ToolUse, text: ModelText, digest: str, choice: int) -> ToolCallDeltas:
     tool_format = text.tool_format
-    assert tool_format is not None  # the planner refused the tools otherwise
-    return ToolCallDeltas(
-        CallReader(tool_format.syntax, use.names), use.parallel, tool_format.short_ids, digest, choice
-    )
+    assert tool_format is not None  # the template refused the tools otherwise
+    return ToolCallDeltas(_reader(use, tool_format), use, tool_format.short_ids, digest, choice)
+
+
+def _reader(use: ToolUse, tool_format: ToolFormat) -> Reader:
+    match use.choice:
+        case "auto":
+            return CallReader(tool_format.syntax, use.names)
+        case "required":
+            return CallReader(CALL_LIST, use.names)
+        case "named":
+            return WholeCall(use.names[0])
 
 
 class _ChatChoice:
@@ -109,8 +118,7 @@ class _ToolChoice(_ChatChoice):
 
     def close(self, finish: Finish) -> list[Json]:
         held = [_piece(delta) for delta in self._calls.finish()]
-        called = finish == "stop" and self._calls.called
-        return [*held, _piece({}, finish_reason="tool_calls" if called else finish)]
+        return [*held, _piece({}, finish_reason=self._calls.finish_reason(finish))]
 
 
 def _piece(delta: Json, logprobs: Json | None = None, *, finish_reason: str | None = None) -> Json:

@@ -94,9 +94,9 @@ def format_of(fields: FormatFields) -> Format:
 def _formats(fields: FormatFields) -> Iterator[Format]:
     match fields.response_format:
         case _JsonObject():
-            yield _schema(ANY_OBJECT, "response_format")
+            yield schema_format(ANY_OBJECT, "response_format")
         case _JsonSchema(named):
-            yield _schema(named.schema, "response_format.json_schema.schema")
+            yield schema_format(named.schema, "response_format.json_schema.schema")
     outputs = fields.structured_outputs or _StructuredOutputs()
     for field, schema in (
         ("json_schema", fields.json_schema),
@@ -105,7 +105,7 @@ def _formats(fields: FormatFields) -> Iterator[Format]:
         ("structured_outputs.json_object", ANY_OBJECT if outputs.json_object else None),
     ):
         if schema is not None:
-            yield _schema(schema, field)
+            yield schema_format(schema, field)
     for field, expression in (
         ("regex", fields.regex),
         ("guided_regex", fields.guided_regex),
@@ -119,7 +119,8 @@ def _formats(fields: FormatFields) -> Iterator[Format]:
             yield Format(_grammar("regex", f"(?:{alternatives})", field), field)
 
 
-def _schema(schema: Schema, field: str) -> Format:
+def schema_format(schema: Schema, field: str) -> Format:
+    """The form of JSON that keeps to a schema; raises `RequestError` for `field`."""
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema, type=dict[str, object])

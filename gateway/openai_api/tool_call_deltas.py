@@ -9,19 +9,21 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.domain import Finish
 from gateway.openai_api.shape import Json
+from gateway.openai_api.tool_choice import ToolUse
 from gateway.tool_calls import CallArguments, CallEvent, CallStart, Content, Reader
 
 
 class ToolCallDeltas:
-    """The deltas of one choice. Without `parallel`, calls behind the first are not shown."""
+    """The deltas of one choice. Where calls are not to be parallel, those behind the first are not shown."""
 
-    def __init__(self, reader: Reader, parallel: bool, short_ids: bool, digest: str, choice: int) -> None:
+    def __init__(self, reader: Reader, use: ToolUse, short_ids: bool, digest: str, choice: int) -> None:
         self._reader = reader
-        self._parallel = parallel
+        self._use = use
         self._short_ids = short_ids
         self._place = f"{digest} {choice}"
-        self.called = False
+        self._called = False
 
     def push(self, text: str) -> list[Json]:
         """The deltas that may be shown now."""
@@ -31,18 +33,22 @@ class ToolCallDeltas:
         """What was held back. Call once, after the last push."""
         return self._deltas(self._reader.finish())
 
+    def finish_reason(self, finish: Finish) -> str:
+        """Why the answer ended, as OpenAI has it: a named function is called without saying so."""
+        return "tool_calls" if finish == "stop" and self._called and self._use.choice != "named" else finish
+
     def _deltas(self, events: Sequence[CallEvent]) -> list[Json]:
         return [self._delta(event) for event in events if self._is_shown(event)]
 
     def _is_shown(self, event: CallEvent) -> bool:
-        return self._parallel or isinstance(event, Content) or event.index == 0
+        return self._use.parallel or isinstance(event, Content) or event.index == 0
 
     def _delta(self, event: CallEvent) -> Json:
         match event:
             case Content():
                 return {"content": event.text}
             case CallStart():
-                self.called = True
+                self._called = True
                 function = {"name": event.name, "arguments": ""}
                 call: Json = {"index": event.index, "id": self._id(event.index), "type": "function"}
                 return {"tool_calls": [call | {"function": function}]}

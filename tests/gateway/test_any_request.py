@@ -159,6 +159,9 @@ CHAT = st.fixed_dictionaries(
         "logprobs": st.booleans(),
         "tools": st.just([WEATHER, TIME]),
         "parallel_tool_calls": st.booleans(),
+        "tool_choice": st.sampled_from(
+            ["auto", "none", "required", {"type": "function", "function": {"name": "time"}}]
+        ),
     },
 )
 TEXT = st.fixed_dictionaries(

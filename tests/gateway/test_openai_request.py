@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 
-from backend.protocol import MAX_SEED, MIN_SEED, Sampling
+from backend.protocol import MAX_SEED, MIN_SEED, Grammar, Sampling
 from gateway.domain import ChatPrompt, Message, Tool, ToolCall
 from gateway.errors import RequestError
 from gateway.openai_api.ask import Ask
@@ -29,6 +30,15 @@ def called(arguments: str) -> dict[str, Any]:
 
 
 CALL = called('{"a": [1, null]}')
+
+
+def defining(name: str, definition: object) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": definition}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
+
+
+def forced(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def parse(**fields: Any) -> Ask:
@@ -160,6 +170,37 @@ def test_tools_and_what_became_of_them() -> None:
     assert parse(tools=[TOOL], tool_choice="none") == parse()
 
 
+def test_a_forced_call_is_a_grammar() -> None:
+    x: dict[str, Any] = {"type": "integer"}
+    tools = [defining("f", x), defining("g", x), {"type": "function", "function": {"name": "h"}}]
+    named = parse(tools=tools, tool_choice=forced("g"))
+    assert named.view == ChatView(False, ToolUse(("g",), True, "named"))
+    assert named.order.sampling.grammar is not None
+    assert json.loads(named.order.sampling.grammar.text) == tools[1]["function"]["parameters"]
+    assert named.order.grammar_field == "tools[1].function.parameters"
+    bare = parse(tools=tools, tool_choice=forced("h"))
+    assert bare.order.sampling.grammar == Grammar("json_schema", '{"type":"object"}')
+    for parallel in (True, False):
+        required = parse(tools=tools, tool_choice="required", parallel_tool_calls=parallel)
+        assert required.view == ChatView(False, ToolUse(("f", "g", "h"), parallel, "required"))
+        assert required.order.sampling.grammar is not None
+        schema = json.loads(required.order.sampling.grammar.text)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        good = {"name": "f", "parameters": {"x": 3}}
+        for calls, fits in (
+            ([good], True),
+            ([good, {"name": "h", "parameters": {}}], parallel),
+            ([], False),
+            ([{"name": "g", "parameters": {"x": "3"}}], False),
+            ([{"name": "f"}], False),
+            ([{"name": "other", "parameters": {}}], False),
+            ([{**good, "more": 1}], False),
+        ):
+            assert jsonschema.Draft202012Validator(schema).is_valid(calls) == fits
+    # The prompt is the same whatever the choice.
+    assert named.order.prompts == required.order.prompts
+
+
 def test_where_the_prompt_ends() -> None:
     said = [*MESSAGES, {"role": "assistant", "content": "x"}]
     for fields, ends in (
@@ -271,10 +312,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(129)]}, "tools"),
     ({"tools": {}}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice"),
     ({"tool_choice": "any"}, "tool_choice"),
     ({"tool_choice": 1}, "tool_choice"),
-    ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": [TOOL]}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.function.name"),
+    ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice.function.name"),
+    ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice.function"),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}, "tools": [TOOL]}, "tool_choice.type"),
+    ({"tool_choice": "required", "tools": [TOOL], "ignore_eos": True}, "ignore_eos"),
+    ({"tool_choice": "required", "tools": [TOOL], "regex": "a"}, "regex"),
+    (
+        {"tool_choice": "required", "tools": [defining("f", {"type": "null"}), defining("g", {"type": "string"})]},
+        "tools[1].function.parameters.$defs",
+    ),
+    ({"tool_choice": "required", "tools": [defining("f", "x" * 66_000)]}, "tools"),
+    ({"tool_choice": forced("f"), "tools": [defining("f", "x" * 66_000)]}, "tools[0].function.parameters"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ({"chat_template_kwargs": json.loads('{"a":' * 65 + "1" + "}" * 65)}, "chat_template_kwargs"),
     ({"add_generation_prompt": 1}, "add_generation_prompt"),

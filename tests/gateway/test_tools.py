@@ -161,6 +161,30 @@ async def test_one_call_at_a_time(toy: ToyBackend, gateway: Gateway) -> None:
         assert len({call["id"] for call in message["tool_calls"]}) == count
 
 
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+async def test_a_forced_call(toy: ToyBackend, gateway: Gateway) -> None:
+    two = '[{"name": "weather", "parameters": {"city": "Oslo"}}, {"name": "time", "parameters": {}}]'
+    for choice, script, finish, expected in (
+        ("required", two, "tool_calls", [("weather", '{"city": "Oslo"}'), ("time", "{}")]),
+        (NAMED, '{"city": "Oslo"}', "stop", [("weather", '{"city": "Oslo"}')]),
+        (NAMED, "", "stop", [("weather", "")]),
+    ):
+        toy.model.script = ids(script)
+        ask: dict[str, Any] = {"tools": [WEATHER, TIME], "tool_choice": choice, "is_deterministic": True}
+        whole = (await gateway.chat(**ask)).json()["choices"]
+        assert (whole[0]["finish_reason"], whole[0]["message"]["content"]) == (finish, None)
+        calls = [call["function"] for call in whole[0]["message"]["tool_calls"]]
+        assert [(call["name"], call["arguments"]) for call in calls] == expected
+        for request in toy.requests[-1:]:
+            assert isinstance(request, VerifyRequest) and request.sampling.grammar is not None
+        items = [item for item in events(await gateway.chat(**ask, stream=True)) if isinstance(item, dict)]
+        assert folded(items) == whole
+        cut = (await gateway.chat(**ask, max_tokens=1)).json()["choices"][0]
+        assert cut["finish_reason"] == ("length" if script else "stop")
+
+
 @pytest.mark.parametrize("logprobs", [True, False])
 async def test_streamed_and_whole_are_the_same(toy: ToyBackend, gateway: Gateway, logprobs: bool) -> None:
     for text in (CALL, f"Let me see. {CALL}\n{CALL}", "nothing <tool_call", f"{CALL}done", "<tool_call>{]"):
