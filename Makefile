@@ -4,6 +4,8 @@ BIN := .venv/bin
 # One OpenMP thread: two on two busy cores collapse (docs/decisions/0003).
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
+# Options for the benchmarks of this engine, such as --quick.
+BENCH ?=
 
 .PHONY: install check test bench up demo clean
 
@@ -28,7 +30,13 @@ test: install
 
 bench: install
 	$(BIN)/python -m benchmarks.engine
-	$(BIN)/python -m benchmarks.share_table
+	$(BIN)/python -m benchmarks.share_table $(BENCH)
+	$(BIN)/python -m benchmarks.rollbacks $(BENCH)
+	$(BIN)/python -m benchmarks.spans $(BENCH)
+	$(BIN)/python -m benchmarks.first_token $(BENCH)
+	$(BIN)/python -m benchmarks.lossless $(BENCH)
+	$(BIN)/python -m benchmarks.soak $(BENCH)
+	$(BIN)/python -m benchmarks.plots
 
 up: install
 	$(BIN)/verbatim up

@@ -26,9 +26,9 @@ from backend.protocol import Sampling
 from backend.settings import Dtype
 from benchmarks.alone import Alone, answers_alone
 from benchmarks.drive import Request, bits, complete, drafting
-from benchmarks.parts import build_engine, in_processes, parser, smollm2
+from benchmarks.parts import build_engine, in_processes, parser, save, smollm2
 from benchmarks.prompts import Prompts
-from benchmarks.report import print_table, write
+from benchmarks.report import print_table
 from benchmarks.two_sample import Outcome, compare
 
 WINDOWS = (1, 2, 4, 8, 16, 64)
@@ -146,7 +146,7 @@ def main() -> None:
         for name, outcome in (samples | distribution["wrong_on_purpose"]).items():
             rows.append([f"{dtype}, {name}", outcome["tokens"], f"{outcome['p']:.4f}"])
     print_table("Against direct sampling: two-sample test", ["sample", "tokens", "p"], rows)
-    print(f"\n{write(options.name, result)}")
+    print(f"\n{save(options, result)}")
     if not all(measurement["passed"] for measurement in result["measurements"]):
         sys.exit("verified output is not that of plain decoding")
 

@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from backend.engine.checkpoint import Checkpoint
 from backend.engine.engine import Engine
 from backend.engine.open_checkpoint import SMOLLM2, open_checkpoint
 from backend.settings import Dtype, EngineSettings
-from benchmarks.report import circumstances
+from benchmarks.report import circumstances, write
 
 Shape: TypeAlias = tuple[int, int]
 """G x W of a verify pass."""
@@ -50,6 +51,11 @@ def in_processes(
         measurements.append({"dtype": dtype} | json.loads(done.stdout))
     given = {key: value for key, value in vars(options).items() if key != "part"}
     return result | {"options": given, "measurements": measurements}
+
+
+def save(options: argparse.Namespace, result: dict[str, Any]) -> Path:
+    """Write a result; one of a quick run stays apart from the real one, and out of git."""
+    return write(f"{options.name}.quick" if options.quick else options.name, result)
 
 
 def smollm2() -> Checkpoint:

@@ -34,3 +34,10 @@ OFFLINE = {
 
 RECOMPUTED = {"16x64": 0.139, "8x64": 0.140, "4x64": 0.142, "1x64": 0.166}
 """Its share of recomputed tokens by G x W; W = 16 about 0.03-0.04, W = 32 0.07-0.08, W = 128 0.30, W = 512 0.92."""
+
+DIVERGED_BY = {64: 0.2, 512: 0.8}
+"""The share of its unverified sequences that differ by token."""
+SECOND_SPAN_AT_MOST_1 = 0.87
+"""Of those, the share whose second consistent span is at most one token."""
+FIRST_TOKEN_P99 = (10, 25)
+"""P99 time to the first token with all requests deterministic, as a multiple of plain SGLang's: from, to."""

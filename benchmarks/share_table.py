@@ -19,10 +19,10 @@ from backend.settings import Dtype
 from benchmarks import published
 from benchmarks.closed_loop import ClosedLoop, Load, Tally
 from benchmarks.cost_model import RowCosts, bound
-from benchmarks.parts import Shape, build_engine, in_processes, parser, shape, smollm2
+from benchmarks.parts import Shape, build_engine, in_processes, parser, save, shape, smollm2
 from benchmarks.pass_log import Kind, PassLog
 from benchmarks.prompts import Prompts
-from benchmarks.report import print_table, write
+from benchmarks.report import print_table
 from benchmarks.traffic import Way, numbered
 from policies.policy import window_schedule
 
@@ -218,7 +218,7 @@ def main() -> None:
     for measurement in result["measurements"]:
         for workload in measurement["workloads"]:
             _print(measurement["dtype"], workload)
-    print(f"\n{write(options.name, result)}")
+    print(f"\n{save(options, result)}")
 
 
 def _print(dtype: str, workload: dict[str, Any]) -> None:

@@ -28,8 +28,8 @@ from backend.protocol import Sampling
 from backend.settings import Dtype
 from benchmarks.alone import Build, answers_alone
 from benchmarks.drive import bits
-from benchmarks.parts import build_engine, in_processes, parser, shape, smollm2
-from benchmarks.report import print_table, write
+from benchmarks.parts import build_engine, in_processes, parser, save, shape, smollm2
+from benchmarks.report import print_table
 from benchmarks.soak_traffic import Mix, SoakTraffic
 from benchmarks.subject import memory
 from benchmarks.waiting import Ending
@@ -197,7 +197,7 @@ def main() -> None:
         "MiB grown",
     ]
     print_table("Verified answers under load beside the same computed alone", head, rows)
-    print(f"\n{write(options.name, result)}")
+    print(f"\n{save(options, result)}")
     if faults:
         sys.exit("\n".join(faults))
 
