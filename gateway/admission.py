@@ -7,6 +7,7 @@ request that does not fit is refused before any work is done for it, and told wh
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,6 +22,7 @@ class Admission:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._taken = 0
+        self._taken_by: Counter[str] = Counter()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -37,9 +39,16 @@ class Admission:
     def draining(self) -> bool:
         return self._draining
 
+    def places_for(self, share: float) -> int:
+        """How many places a share is: one at least."""
+        return max(1, int(share * self._capacity))
+
     @asynccontextmanager
-    async def admit(self, choices: int) -> AsyncIterator[None]:
-        """Hold places for `choices`, or raise `Overloaded` or `Draining`; the work inside is cut short by `expire`."""
+    async def admit(self, choices: int, tenant: str, share: float) -> AsyncIterator[None]:
+        """Hold places for `choices` of a tenant, which may hold that share of all places.
+
+        Raises `Overloaded` or `Draining`; the work inside is cut short by `expire`.
+        """
         if self._draining:
             raise Draining("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
         if self._taken + choices > self._capacity:
@@ -47,7 +56,14 @@ class Admission:
                 f"{self._taken} of {self._capacity} places are taken; this request needs {choices}",
                 retry_after_s=RETRY_AFTER_S,
             )
+        theirs = self._taken_by[tenant]
+        if theirs + choices > self.places_for(share):
+            raise Overloaded(
+                f"{theirs} of the {self.places_for(share)} places for {tenant} are taken; this request needs {choices}",
+                retry_after_s=RETRY_AFTER_S,
+            )
         self._taken += choices
+        self._taken_by[tenant] += choices
         self._idle.clear()
         deadline = asyncio.timeout(None)
         self._deadlines.append(deadline)
@@ -60,6 +76,9 @@ class Admission:
         finally:
             self._deadlines.remove(deadline)
             self._taken -= choices
+            self._taken_by[tenant] -= choices
+            if self._taken_by[tenant] == 0:
+                del self._taken_by[tenant]
             if self._taken == 0:
                 self._idle.set()
 

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from gateway import sse
 from gateway.completion_id import completion_id
 from gateway.disconnect import unless_client_leaves
-from gateway.domain import Completion, Counts
+from gateway.domain import Caller, Completion, Counts
 from gateway.errors import ClientLeft, GatewayError, envelope
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.shape import Chunks, Envelope, Shape, Whole
@@ -31,10 +31,11 @@ from policies.policy import HEADER, Mode
 class Answer(Response):
     """Runs a request and sends what comes of it."""
 
-    def __init__(self, service: Service, ask: Ask) -> None:
+    def __init__(self, service: Service, ask: Ask, caller: Caller) -> None:
         super().__init__()
         self._service = service
         self._ask = ask
+        self._caller = caller
         self._streaming = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +46,7 @@ class Answer(Response):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._service.open(self._ask.order) as run:
+            async with self._service.open(self._ask.order, self._caller) as run:
                 if self._ask.stream:
                     await self._stream(run, send)
                     return
@@ -66,7 +67,7 @@ class Answer(Response):
         async for event in run.events:
             whole.add(event)
         body = msgspec.json.encode(whole.body(completion.prompt_tokens))
-        headers = _headers(completion) | _count_headers(completion, whole.counts)
+        headers = _headers(run) | _count_headers(completion, whole.counts)
         return Response(body, media_type="application/json", headers=headers)
 
     async def _stream(self, run: Run, send: Send) -> None:
@@ -74,7 +75,7 @@ class Answer(Response):
         chunks = Chunks(*self._frame(run), self._ask.include_usage)
         # Nothing is sent before the first event: until then an error can still be a status.
         pending = chunks.add(await anext(run.events))
-        headers = _headers(completion) | {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        headers = _headers(run) | {"cache-control": "no-cache", "x-accel-buffering": "no"}
         start = Response(None, media_type=sse.MEDIA_TYPE, headers=headers)
         del start.headers["content-length"]
         self._streaming = True
@@ -101,12 +102,19 @@ async def _send(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def _headers(completion: Completion) -> dict[str, str]:
-    return {
+def _headers(run: Run) -> dict[str, str]:
+    """What the answer got and why, and where its client stands."""
+    completion, decision = run.completion, run.decision
+    headers = {
         HEADER: completion.mode,
+        "X-Verbatim-Rule": decision.rule,
+        "X-Verbatim-Policy": run.policy_version,
         "X-Verbatim-Seed": str(completion.seed),
         "X-Verbatim-Fingerprint": completion.fingerprint,
     }
+    if decision.degraded:
+        headers["X-Verbatim-Degraded"] = "no-verifier"
+    return headers | run.grant.headers
 
 
 def _count_headers(completion: Completion, counts: Counts) -> dict[str, str]:

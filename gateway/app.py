@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import FrameType
 
@@ -26,24 +28,32 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admission import Admission
+from gateway.authentication import Authenticator
 from gateway.backend_client import open_http
 from gateway.connect import connect
-from gateway.errors import ClientLeft, GatewayError, envelope
+from gateway.errors import ClientLeft, ConfigError, GatewayError, envelope
+from gateway.limits.limiter import Limiter
+from gateway.limits.memory import MemoryStore
+from gateway.limits.redis import RedisStore
+from gateway.limits.store import LimitStore
 from gateway.models import Models
 from gateway.models_file import ModelConfig
 from gateway.replica_group import watch
 from gateway.routes import build_router
 from gateway.settings import Settings
+from gateway.token_keys import TokenKeys
+from policies.document import FixedPolicy
+from policies.policy_file import PolicyFile
 
 REQUEST_ID = "x-request-id"
 DRAWN_SEEDS = 2**53
 """Seeds are drawn below this: every JSON library can send back what the answer's header says."""
 
 
-def build_app(models: Models, max_body_bytes: int) -> ASGIApp:
+def build_app(models: Models, authenticator: Authenticator, max_body_bytes: int) -> ASGIApp:
     """The application over parts that are ready."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.include_router(build_router(models, max_body_bytes, int(time.time())))
+    app.include_router(build_router(models, authenticator, max_body_bytes, int(time.time())))
     app.add_exception_handler(GatewayError, _gateway_error)
     app.add_exception_handler(ClientLeft, _client_left)
     app.add_exception_handler(HTTPException, _http_error)
@@ -57,26 +67,51 @@ def draw_seed() -> int:
 
 
 async def serve(
-    settings: Settings, models: Sequence[ModelConfig], listener: socket.socket, announce: Callable[[str], None]
+    settings: Settings,
+    models: Sequence[ModelConfig],
+    policies: PolicyFile | FixedPolicy,
+    listener: socket.socket,
+    announce: Callable[[str], None],
 ) -> None:
     """Run the gateway on a bound socket until it is told to stop; `announce` gets the base URL once it answers."""
     http = open_http(connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s)
-    async with http:
-        served = await connect(http, models, settings, draw_seed)
+    async with http, open_store(settings.redis) as store:
+        served = await connect(http, models, settings, draw_seed, Limiter(store))
+        authenticator = Authenticator(policies, TokenKeys(http), time.time)
         config = uvicorn.Config(
-            build_app(served, settings.max_body_bytes),
+            build_app(served, authenticator, settings.max_body_bytes),
             lifespan="off",
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=1,
         )
         announce(replace(settings, port=listener.getsockname()[1]).base_url + "/v1")
-        watching = asyncio.create_task(watch(served.groups, settings.health_interval_s))
+        watching = [asyncio.create_task(watch(served.groups, settings.health_interval_s))]
+        if isinstance(policies, PolicyFile):
+            watching.append(asyncio.create_task(policies.watch()))
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, policies.ask)
         try:
             await DrainingServer(config, served.admission, settings.drain_timeout_s).serve([listener])
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+
+@asynccontextmanager
+async def open_store(redis_url: str | None) -> AsyncIterator[LimitStore]:
+    """Where limits are counted; raises `ConfigError` for what is no URL."""
+    if redis_url is None:
+        yield MemoryStore(time.monotonic)
+        return
+    try:
+        store = RedisStore(redis_url)
+    except ValueError as error:
+        raise ConfigError("redis: not a URL of a Redis", param="redis") from error
+    try:
+        yield store
+    finally:
+        await store.aclose()
 
 
 class DrainingServer(uvicorn.Server):

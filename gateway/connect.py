@@ -18,6 +18,7 @@ from backend.protocol import PROTOCOL_VERSION
 from gateway.admission import Admission
 from gateway.backend_client import BackendClient
 from gateway.errors import StartError
+from gateway.limits.limiter import Limiter
 from gateway.models import Model, Models
 from gateway.models_file import ModelConfig
 from gateway.replica import Replica
@@ -25,7 +26,6 @@ from gateway.replica_group import ReplicaGroup
 from gateway.service import Service
 from gateway.settings import Settings
 from gateway.text import load_text
-from policies.policy import DEFAULT_POLICY
 
 READY_POLL_S = 0.2
 
@@ -35,6 +35,7 @@ async def connect(
     configs: Sequence[ModelConfig],
     settings: Settings,
     draw_seed: Callable[[], int],
+    limiter: Limiter,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Models:
     """Wait for the backends of all models; raises `StartError`. `sleep` is for the pauses before retries."""
@@ -53,7 +54,7 @@ async def connect(
         await asyncio.gather(*(group.check(replica) for replica in replicas if replica is not first))
         text = load_text(await first.client.tokenizer(), datetime.now)
         served = msgspec.structs.replace(info, model=model)
-        return Model(Service(group, served, text, DEFAULT_POLICY, admission, draw_seed), group)
+        return Model(Service(group, served, text, admission, limiter, draw_seed), group)
 
     opened = await asyncio.gather(*map(open_model, configs))
     return Models({model.group.model: model for model in opened}, admission)

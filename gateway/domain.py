@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from backend.protocol import Sampling
-from policies.policy import Mode, RequestFacts
+from policies.policy import Mode, Policy, RequestFacts, sees
 
 Finish: TypeAlias = Literal["stop", "length"]
 
@@ -128,6 +128,18 @@ class Order:
     def places(self) -> int:
         """How many completions it takes."""
         return len(self.prompts) * self.choices
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and the policy that was in force when they did: it holds for the whole of their request."""
+
+    policy: Policy
+    tenant: str
+
+    def sees(self, model: str) -> bool:
+        """Whether the model exists for them."""
+        return sees(self.policy, self.tenant, model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@
     │   └── Unauthenticated   401  no credentials, or none that hold
     ├── Overloaded            429  admission is full; with Retry-After
     ├── RateLimited           429  a tenant's limit is reached; with Retry-After and x-ratelimit-*
+    ├── IssuerUnavailable     503  the keys that tokens are checked with cannot be fetched
     ├── LimitsUnavailable     503  the limits cannot be counted, and the policy's word is to deny
     ├── Draining              503  the gateway is shutting down; with Retry-After
     ├── RoleRefused           503  the backend does not play the role the request needs
@@ -144,6 +145,13 @@ class LimitsUnavailable(GatewayError):
 
     status = 503
     code = "limits_unavailable"
+
+
+class IssuerUnavailable(GatewayError):
+    """Tokens cannot be checked: the keys for that cannot be fetched."""
+
+    status = 503
+    code = "issuer_unavailable"
 
 
 class Draining(GatewayError):

@@ -5,7 +5,7 @@ Owns the list. Each name leads to the service that runs its completions and to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.admission import Admission
@@ -46,17 +46,17 @@ class Models:
         troubles = ((name, model.group.trouble) for name, model in self._models.items())
         return {name: trouble for name, trouble in troubles if trouble is not None}
 
-    def service(self, model: str) -> Service:
-        """Raises `ModelNotFound`."""
-        if model not in self._models:
-            served = ", ".join(map(repr, self._models))
-            raise ModelNotFound(f"the model {model!r} does not exist; this gateway serves {served}", param="model")
+    def service(self, model: str, sees: Callable[[str], bool]) -> Service:
+        """The service of a model that its caller sees; raises `ModelNotFound`, and names no model they do not."""
+        if model not in self._models or not sees(model):
+            served = ", ".join(map(repr, filter(sees, self._models)))
+            raise ModelNotFound(
+                f"the model {model!r} does not exist; this gateway serves {served or 'none'}", param="model"
+            )
         return self._models[model].service
 
-    def service_or_only(self, model: str | None) -> Service:
+    def service_or_only(self, model: str | None, sees: Callable[[str], bool]) -> Service:
         """The named one, or where none is named the only one; raises `ModelNotFound` or `RequestError`."""
-        if model is not None:
-            return self.service(model)
-        if len(self._models) > 1:
+        if model is None and len(self._models) > 1:
             raise RequestError("model is required: this gateway serves several", param="model")
-        return self.services[0]
+        return self.service(next(iter(self._models)) if model is None else model, sees)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from backend.protocol import Info, Role, Sampling
-from gateway.domain import ChatPrompt, Completion, Job, Order, Prompt, choice_seed
-from gateway.errors import ContextExceeded, RequestError, RoleRefused
+from gateway import errors
+from gateway.domain import Caller, ChatPrompt, Completion, Job, Order, Prompt, choice_seed
+from gateway.errors import ContextExceeded, ModelNotFound, RequestError, RoleRefused
 from gateway.prompt_tokens import PromptTokens, field_of
 from gateway.text import ModelText
-from policies.document import ANONYMOUS
-from policies.policy import Decision, Mode, Policy, PolicyError, Serving, resolve
+from policies.decision import Limits, NoSuchModel, NotAllowed
+from policies.policy import Decision, Mode, PolicyError, Serving, resolve
 
 
 class Planner:
@@ -32,7 +33,6 @@ class Planner:
         info: Info,
         text: ModelText,
         tokens: PromptTokens,
-        policy: Policy,
         draw_seed: Callable[[], int],
         roles: Callable[[], Collection[Role]],
     ) -> None:
@@ -40,22 +40,42 @@ class Planner:
         self._roles = roles
         self._text = text
         self._tokens = tokens
-        self._policy = policy
         self._draw_seed = draw_seed
 
-    async def plan(self, order: Order) -> Completion:
-        """Raises `RequestError` naming the field at fault, or `RoleRefused`."""
+    def decide(self, order: Order, caller: Caller) -> Decision:
+        """What the policy gives the order; raises `RequestError` naming the field at fault, or `RoleRefused`."""
+        roles = self._roles()
+        serving = Serving(self._info.verify.window - 1, verifier="verify" in roles)
+        try:
+            decision = resolve(caller.policy, caller.tenant, order.facts, serving)
+        except NoSuchModel as error:
+            raise ModelNotFound(str(error), param=error.field) from error
+        except NotAllowed as error:
+            raise errors.NotAllowed(str(error), param=error.field) from error
+        except PolicyError as error:
+            raise RequestError(str(error), param=error.field) from error
+        role: Role = "verify" if decision.mode is Mode.VERIFIED else "draft"
+        if role not in roles:
+            raise RoleRefused(f"mode {decision.mode} was asked for, and no backend can {role} now")
+        most, asked = decision.limits.max_tokens, order.max_tokens
+        if most is not None and asked is not None and asked > most:
+            field = order.max_tokens_field
+            raise errors.NotAllowed(f"{field} must be at most {most} here", param=field)
+        return decision
+
+    async def plan(self, order: Order, decision: Decision) -> Completion:
+        """Raises `RequestError` naming the field at fault."""
         self._tokens.check_ids([id_ for id_, _ in order.sampling.logit_bias], "logit_bias")
         self._tokens.check_ids(order.stop_ids, "stop_token_ids")
-        decision = self._decide(order)
+        limits = decision.limits
         seed = self._draw_seed() if decision.seed is None else decision.seed
         sampling = msgspec.structs.replace(order.sampling, seed=seed, **decision.sampling)
-        prompts = await self._tokens.encode(order.prompts)
+        prompts = await self._tokens.encode(order.prompts, most=limits.prompt_tokens)
         return Completion(
             model=order.model,
             mode=decision.mode,
             fingerprint=self._info.fingerprint,
-            jobs=tuple(job for prompt in prompts for job in self._jobs(order, prompt, sampling)),
+            jobs=tuple(job for prompt in prompts for job in self._jobs(order, prompt, sampling, limits)),
             choices=order.choices,
             stops=order.stops,
             continues=_continues(order.prompts[0]),
@@ -63,20 +83,8 @@ class Planner:
             windows=decision.windows,
         )
 
-    def _decide(self, order: Order) -> Decision:
-        try:
-            roles = self._roles()
-            serving = Serving(self._info.verify.window - 1, verifier="verify" in roles)
-            decision = resolve(self._policy, ANONYMOUS, order.facts, serving)
-        except PolicyError as error:
-            raise RequestError(str(error), param=error.field) from error
-        role = "verify" if decision.mode is Mode.VERIFIED else "draft"
-        if role not in roles:
-            raise RoleRefused(f"mode {decision.mode} was asked for, and no backend can {role} now")
-        return decision
-
-    def _jobs(self, order: Order, prompt: tuple[int, ...], sampling: Sampling) -> list[Job]:
-        max_tokens = self._room(len(prompt), order)
+    def _jobs(self, order: Order, prompt: tuple[int, ...], sampling: Sampling, limits: Limits) -> list[Job]:
+        max_tokens = self._room(len(prompt), order, limits.max_tokens)
         if order.sampling.min_tokens > max_tokens:
             raise RequestError(f"min_tokens must be at most the {max_tokens} to generate", param="min_tokens")
         eos_ids = () if order.ignore_eos else self._text.eos_ids
@@ -92,11 +100,11 @@ class Planner:
             for index in range(order.choices)
         ]
 
-    def _room(self, prompt: int, order: Order) -> int:
-        """How many tokens may be generated behind a prompt that fits."""
+    def _room(self, prompt: int, order: Order, most: int | None) -> int:
+        """How many tokens may be generated behind a prompt that fits; `most` where nothing else is asked for."""
         limit, asked = self._info.max_context, order.max_tokens
         if asked is None:
-            return limit - prompt
+            return limit - prompt if most is None else min(most, limit - prompt)
         if prompt + asked > limit:
             raise ContextExceeded(
                 f"this model's maximum context length is {limit} tokens, but {prompt + asked} were asked for"

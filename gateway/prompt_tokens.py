@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from backend.protocol import Info
 from gateway.domain import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
-from gateway.errors import ContextExceeded, RequestError
+from gateway.errors import ContextExceeded, NotAllowed, RequestError
 from gateway.text import ModelText
 
 INLINE_CHARS = 16_384
@@ -30,15 +31,18 @@ class PromptTokens:
         self._info = info
         self._text = text
 
-    async def encode(self, prompts: Sequence[Prompt], *, fitting: bool = True) -> list[tuple[int, ...]]:
+    async def encode(
+        self, prompts: Sequence[Prompt], *, fitting: bool = True, most: int | None = None
+    ) -> list[tuple[int, ...]]:
         """The ids of each prompt, at least one.
 
-        Raises `RequestError` naming the field at fault, and where they must be `fitting`, `ContextExceeded` for prompts
-        that leave no room for an answer.
+        Raises `RequestError` naming the field at fault; where they must be `fitting`, `ContextExceeded` for prompts
+        that leave no room for an answer; `NotAllowed` for more than `most` tokens, which is the policy's limit.
         """
+        bounds = _Bounds(self._info.max_context if fitting else None, most)
         if sum(map(_weight, prompts)) <= INLINE_CHARS:
-            return self._encode(prompts, fitting)
-        return await asyncio.to_thread(self._encode, prompts, fitting)
+            return self._encode(prompts, bounds)
+        return await asyncio.to_thread(self._encode, prompts, bounds)
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Raise `RequestError` for an id outside the vocabulary."""
@@ -47,39 +51,52 @@ class PromptTokens:
                 f"{field} holds token id {max(ids)}; the vocabulary has {self._info.vocab_size}", param=field
             )
 
-    def _encode(self, prompts: Sequence[Prompt], fitting: bool) -> list[tuple[int, ...]]:
-        limit = self._info.max_context if fitting else None
-        return [self._ids(prompt, limit) for prompt in prompts]
+    def _encode(self, prompts: Sequence[Prompt], bounds: _Bounds) -> list[tuple[int, ...]]:
+        return [self._ids(prompt, bounds) for prompt in prompts]
 
-    def _ids(self, prompt: Prompt, limit: int | None) -> tuple[int, ...]:
+    def _ids(self, prompt: Prompt, bounds: _Bounds) -> tuple[int, ...]:
         field = field_of(prompt)
         match prompt:
             case ChatPrompt():
                 # The template writes the special tokens itself.
-                ids = self._text_ids(self._text.render_chat(prompt), prompt, limit, special_tokens=False)
+                ids = self._text_ids(self._text.render_chat(prompt), prompt, bounds, special_tokens=False)
             case TextPrompt():
-                ids = self._text_ids(prompt.text, prompt, limit, special_tokens=prompt.special_tokens)
+                ids = self._text_ids(prompt.text, prompt, bounds, special_tokens=prompt.special_tokens)
             case TokenPrompt():
                 ids = prompt.ids
                 self.check_ids(ids, field)
         if not ids:
             raise RequestError(f"{field} must make at least one token", param=field)
-        if limit is not None and len(ids) >= limit:
-            raise self._too_long(prompt, str(len(ids)))
+        bounds.check(len(ids), prompt)
         return ids
 
-    def _text_ids(self, text: str, prompt: Prompt, limit: int | None, *, special_tokens: bool) -> tuple[int, ...]:
+    def _text_ids(self, text: str, prompt: Prompt, bounds: _Bounds, *, special_tokens: bool) -> tuple[int, ...]:
         # Nobody waits for the tokens of a prompt that cannot fit.
-        if limit is not None and (least := self._text.least_tokens(text)) >= limit:
-            raise self._too_long(prompt, f"at least {least}")
+        if bounds.any:
+            bounds.check(self._text.least_tokens(text), prompt, "at least ")
         return self._text.encode(text, special_tokens=special_tokens)
 
-    def _too_long(self, prompt: Prompt, tokens: str) -> ContextExceeded:
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """How long a prompt may be: below the model's `context`, at `most` what the policy allows. None for any length."""
+
+    context: int | None
+    most: int | None
+
+    @property
+    def any(self) -> bool:
+        return self.context is not None or self.most is not None
+
+    def check(self, tokens: int, prompt: Prompt, at_least: str = "") -> None:
+        """Raise `ContextExceeded` or `NotAllowed` for too many."""
         said = "the messages make" if isinstance(prompt, ChatPrompt) else "the prompt has"
-        return ContextExceeded(
-            f"this model's maximum context length is {self._info.max_context} tokens, but {said} {tokens} tokens",
-            param=field_of(prompt),
-        )
+        if self.context is not None and tokens >= self.context:
+            limit = f"this model's maximum context length is {self.context} tokens"
+            raise ContextExceeded(f"{limit}, but {said} {at_least}{tokens} tokens", param=field_of(prompt))
+        if self.most is not None and tokens > self.most:
+            limit = f"a prompt may have at most {self.most} tokens here"
+            raise NotAllowed(f"{limit}, but {said} {at_least}{tokens}", param=field_of(prompt))
 
 
 def field_of(prompt: Prompt) -> str:

@@ -12,10 +12,11 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from gateway.answer import Answer
+from gateway.authentication import Authenticator
+from gateway.domain import Caller
 from gateway.errors import BodyTooLarge, ClientLeft, UnsupportedMedia
 from gateway.models import Models
 from gateway.openai_api import chat_request, completion_request
-from gateway.openai_api.ask import Ask
 from gateway.openai_api.models import model_card
 from gateway.openai_api.shape import Json
 from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES, parse_detokenize, parse_tokenize
@@ -35,35 +36,47 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def build_router(models: Models, max_body_bytes: int, started_at: int) -> APIRouter:
-    """The routes over the models."""
+def build_router(models: Models, authenticator: Authenticator, max_body_bytes: int, started_at: int) -> APIRouter:
+    """The routes over the models. Whoever asks is known before a body is read."""
     router = APIRouter()
 
     def card(service: Service) -> Json:
         return model_card(service.info.model, started_at, service.info.max_context)
 
+    async def caller_of(request: Request) -> Caller:
+        return await authenticator.caller(request.headers.get("authorization"))
+
+    async def answer(request: Request, parse: Callable[[bytes, str | None], Ask]) -> Answer:
+        caller = await caller_of(request)
+        content = await _read_json_body(request, max_body_bytes)
+        ask = await _parse(parse, content, request.headers.get(HEADER))
+        return Answer(models.service(ask.order.model, caller.sees), ask, caller)
+
     @router.post(chat_request.ROUTE)
     async def chat_completions(request: Request) -> Response:
-        content = await _read_json_body(request, max_body_bytes)
-        return _answer(models, await _parse(chat_request.parse_chat, content, request.headers.get(HEADER)))
+        return await answer(request, chat_request.parse_chat)
 
     @router.post(completion_request.ROUTE)
     async def completions(request: Request) -> Response:
-        content = await _read_json_body(request, max_body_bytes)
-        return _answer(models, await _parse(completion_request.parse_completion, content, request.headers.get(HEADER)))
+        return await answer(request, completion_request.parse_completion)
 
     async def tokenize(request: Request) -> Response:
+        caller = await caller_of(request)
         ask = await _parse(parse_tokenize, await _read_json_body(request, max_body_bytes))
-        service = models.service_or_only(ask.model)
-        ids = await service.tokens.encode(ask.prompts, fitting=False)
+        service = models.service_or_only(ask.model, caller.sees)
+        async with service.count(caller):
+            ids = await service.tokens.encode(ask.prompts, fitting=False)
         return Response(msgspec.json.encode(ask.body(ids, service.text, service.info.max_context)), media_type=JSON)
 
     async def detokenize(request: Request) -> Response:
+        caller = await caller_of(request)
         ask = await _parse(parse_detokenize, await _read_json_body(request, max_body_bytes))
-        service = models.service_or_only(ask.model)
+        service = models.service_or_only(ask.model, caller.sees)
         for row in ask.rows:
             service.tokens.check_ids(row, "tokens")
-        return Response(msgspec.json.encode(await asyncio.to_thread(ask.body, service.text)), media_type=JSON)
+        async with service.count(caller):
+            body = await asyncio.to_thread(ask.body, service.text)
+        return Response(msgspec.json.encode(body), media_type=JSON)
 
     for path in TOKENIZE_ROUTES:
         router.add_api_route(path, tokenize, methods=["POST"])
@@ -71,12 +84,15 @@ def build_router(models: Models, max_body_bytes: int, started_at: int) -> APIRou
         router.add_api_route(path, detokenize, methods=["POST"])
 
     @router.get("/v1/models")
-    async def list_models() -> Response:
-        return JSONResponse({"object": "list", "data": list(map(card, models.services))})
+    async def list_models(request: Request) -> Response:
+        caller = await caller_of(request)
+        seen = [service for service in models.services if caller.sees(service.info.model)]
+        return JSONResponse({"object": "list", "data": list(map(card, seen))})
 
     @router.get("/v1/models/{model:path}")
-    async def get_model(model: str) -> Response:
-        return JSONResponse(card(models.service(model)))
+    async def get_model(request: Request, model: str) -> Response:
+        caller = await caller_of(request)
+        return JSONResponse(card(models.service(model, caller.sees)))
 
     @router.get("/healthz")
     async def health() -> Response:
@@ -91,10 +107,6 @@ def build_router(models: Models, max_body_bytes: int, started_at: int) -> APIRou
         return JSONResponse({"status": status, "detail": troubles}, 200 if partly else 503)
 
     return router
-
-
-def _answer(models: Models, ask: Ask) -> Answer:
-    return Answer(models.service(ask.order.model), ask)
 
 
 async def _parse(parse: Callable[Concatenate[bytes, P], T], content: bytes, *more: P.args, **named: P.kwargs) -> T:

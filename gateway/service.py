@@ -13,6 +13,7 @@ from typing import Protocol
 from backend.protocol import Batching, Info, Role
 from gateway.admission import Admission
 from gateway.domain import (
+    Caller,
     ChoiceDeltas,
     ChoiceEvent,
     ChoiceFinished,
@@ -26,12 +27,14 @@ from gateway.domain import (
 )
 from gateway.driver import Progress, WindowBackend, run_fast, run_verified
 from gateway.dvr import Verifier
-from gateway.errors import BackendRefused, ModelNotFound, RequestError
+from gateway.errors import BackendRefused, RequestError
+from gateway.limits.limiter import Grant, Limiter
 from gateway.merge import merge
 from gateway.planning import Planner
 from gateway.prompt_tokens import PromptTokens
 from gateway.text import ModelText
-from policies.policy import Mode, Policy
+from policies.decision import Limits
+from policies.policy import Decision, Mode, requests_limit
 
 BATCHING: dict[Mode, Batching] = {
     Mode.OFF: "dynamic",
@@ -46,9 +49,12 @@ GRAMMAR = "sampling.grammar"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A completion under way, and the text side of its model."""
+    """A completion under way, why it runs as it does and under which version of the policy, and its model's text."""
 
     completion: Completion
+    decision: Decision
+    policy_version: str
+    grant: Grant
     text: ModelText
     events: AsyncGenerator[ChoiceEvent]
 
@@ -79,51 +85,64 @@ class Service:
         backends: Backends,
         info: Info,
         text: ModelText,
-        policy: Policy,
         admission: Admission,
+        limiter: Limiter,
         draw_seed: Callable[[], int],
     ) -> None:
         self._backends = backends
         self.tokens = PromptTokens(info, text)
-        self._planner = Planner(info, text, self.tokens, policy, draw_seed, lambda: backends.roles)
+        self._planner = Planner(info, text, self.tokens, draw_seed, lambda: backends.roles)
         self._verifier = Verifier(info.fingerprint, info.vocab_size)
         self.info = info
         self.text = text
         self.admission = admission
+        self._limiter = limiter
 
     def __repr__(self) -> str:
         return f"<Service {self.info.model} {self.info.fingerprint} {self.admission!r}>"
 
-    def check_model(self, model: str) -> None:
-        """Raise `ModelNotFound` unless `model` is the one served."""
-        if model != self.info.model:
-            raise ModelNotFound(
-                f"the model {model!r} does not exist; this gateway serves {self.info.model!r}", param="model"
-            )
-
     @asynccontextmanager
-    async def open(self, order: Order) -> AsyncIterator[Run]:
-        """Hold a place for the order and run it; leaving the context cancels what is under way."""
-        self.check_model(order.model)
-        if order.places > self.admission.capacity:
-            raise RequestError(
-                f"{order.places} completions are asked for at once; this gateway generates {self.admission.capacity}"
-                " at a time",
-                param="prompt" if len(order.prompts) > 1 else "n",
-            )
-        async with self.admission.admit(order.places):
-            completion = await self._planner.plan(order)
-            choices = [self._choice(completion, index) for index in range(len(completion.jobs))]
+    async def open(self, order: Order, caller: Caller) -> AsyncIterator[Run]:
+        """Hold what the order needs and run it; leaving the context cancels what is under way and gives all back."""
+        decision = self._planner.decide(order, caller)
+        limits = decision.limits
+        self._check_places(order, limits)
+        async with (
+            self.admission.admit(order.places, caller.tenant, limits.queue_share),
+            self._limiter.admit(caller.tenant, limits, order.places, caller.policy.limits_unavailable) as grant,
+        ):
+            completion = await self._planner.plan(order, decision)
+            await grant.take_tokens(completion.prompt_tokens, sum(job.max_tokens for job in completion.jobs))
+            choices = [self._choice(completion, index, grant) for index in range(len(completion.jobs))]
             async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:
                 try:
-                    yield Run(completion, self.text, events)
+                    yield Run(completion, decision, caller.policy.version, grant, self.text, events)
                 except BackendRefused as error:
                     if error.field != GRAMMAR:
                         raise
                     field = order.grammar_field
                     raise RequestError(error.message.replace(GRAMMAR, field, 1), param=field) from error
 
-    async def _choice(self, completion: Completion, index: int) -> AsyncGenerator[ChoiceEvent]:
+    @asynccontextmanager
+    async def count(self, caller: Caller) -> AsyncIterator[None]:
+        """Count a request that generates nothing."""
+        requests = requests_limit(caller.policy, caller.tenant, self.info.model)
+        limits = Limits(requests=requests)
+        async with self._limiter.admit(caller.tenant, limits, 0, caller.policy.limits_unavailable):
+            yield
+
+    def _check_places(self, order: Order, limits: Limits) -> None:
+        """Refuse what would never fit, however long its client waits."""
+        most = self.admission.places_for(limits.queue_share)
+        if limits.concurrency is not None:
+            most = min(most, limits.concurrency.count)
+        if order.places > most:
+            raise RequestError(
+                f"{order.places} completions are asked for at once; this gateway generates {most} at a time",
+                param="prompt" if len(order.prompts) > 1 else "n",
+            )
+
+    async def _choice(self, completion: Completion, index: int, grant: Grant) -> AsyncGenerator[ChoiceEvent]:
         text = self.text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)
         counts = Counts()
         finish: Finish = "length"
@@ -132,6 +151,7 @@ class Service:
                 match step:
                     case Commit():
                         counts = step.counts
+                        grant.use(len(step.tokens))
                         deltas = text.push(step.tokens)
                         if text.stopped:
                             finish = "stop"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from gateway.errors import ConfigError
 
@@ -25,6 +25,11 @@ class Settings:
     """Base URL of the one backend; or else `models` says who serves what."""
     models: str | None = None
     """The models file."""
+    policy: str | None = None
+    """The policy file; without one everybody is welcome."""
+    redis: str | None = field(default=None, repr=False)
+    """URL of the Redis where limits are counted for all gateways; without one each counts for itself. May hold a
+    password, so it is better given in the environment than as a flag."""
     host: str = "127.0.0.1"
     port: int = 8042
     max_concurrent: int = 256
@@ -49,17 +54,19 @@ class Settings:
             raise ConfigError("backend must be an http:// or https:// URL", param="backend")
         if self.backend is not None and self.models is not None:
             raise ConfigError("backend and models exclude each other", param="models")
+        if self.redis is not None and not self.redis.startswith(("redis://", "rediss://", "unix://")):
+            raise ConfigError("redis must be a redis://, rediss:// or unix:// URL", param="redis")
         if not 0 <= self.port <= 65535:
             raise ConfigError("port must be between 0 and 65535", param="port")
         if self.max_concurrent < MAX_CHOICES:
             raise ConfigError(f"max_concurrent must be at least {MAX_CHOICES}", param="max_concurrent")
         if self.max_body_bytes < 1:
             raise ConfigError("max_body_bytes must be at least 1", param="max_body_bytes")
-        for field in fields(self):
-            if field.name.endswith("_s"):
-                value = getattr(self, field.name)
+        for setting in fields(self):
+            if setting.name.endswith("_s"):
+                value = getattr(self, setting.name)
                 if not (value > 0 and math.isfinite(value)):
-                    raise ConfigError(f"{field.name} must be a number above 0", param=field.name)
+                    raise ConfigError(f"{setting.name} must be a number above 0", param=setting.name)
 
     @property
     def base_url(self) -> str:
@@ -72,15 +79,15 @@ def read_settings(flags: Mapping[str, object], env: Mapping[str, str]) -> Settin
     """Settings from flags (None where not given) and environment; raises `ConfigError` naming the key at fault."""
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
-    for field in fields(Settings):
-        flag = flags.get(field.name)
-        variable = ENV_PREFIX + field.name.upper()
+    for setting in fields(Settings):
+        flag = flags.get(setting.name)
+        variable = ENV_PREFIX + setting.name.upper()
         if flag is not None:
-            values[field.name] = flag
-            sources[field.name] = "--" + field.name.replace("_", "-")
+            values[setting.name] = flag
+            sources[setting.name] = "--" + setting.name.replace("_", "-")
         elif variable in env:
-            values[field.name] = _parse(env[variable], str(field.type), variable)
-            sources[field.name] = variable
+            values[setting.name] = _parse(env[variable], str(setting.type), variable)
+            sources[setting.name] = variable
     if "backend" not in values and "models" not in values:
         raise ConfigError(
             f"no backend: give --backend URL or --models FILE, or set {ENV_PREFIX}BACKEND or {ENV_PREFIX}MODELS",

@@ -78,6 +78,13 @@ class Policy:
         object.__setattr__(self, "tenant_by_claim", claims)
 
 
+@dataclass(frozen=True, slots=True)
+class FixedPolicy:
+    """A policy that stays in force."""
+
+    current: Policy
+
+
 DEFAULT_POLICY = Policy(
     tenants={ANONYMOUS: Tenant(ANONYMOUS, Rule(f"tenants.{ANONYMOUS}"))},
     defaults=Rule("defaults", {settings.ALLOW.path: tuple(Mode)}),

@@ -43,7 +43,9 @@ __all__ = [
     "PolicyError",
     "RequestFacts",
     "Serving",
+    "requests_limit",
     "resolve",
+    "sees",
     "window_schedule",
 ]
 
@@ -110,7 +112,7 @@ def resolve(policy: Policy, tenant: str, request: RequestFacts, serving: Serving
     if tenant not in policy.tenants:
         raise NotAllowed("the tenant is not in the policy", "authorization")
     chosen = Chosen(policy, policy.tenants[tenant], request)
-    if not any(matches(pattern, request.model) for pattern in chosen[settings.ALLOWED_MODELS]):
+    if not _is_allowed(chosen, request.model):
         raise NoSuchModel(f"the model {request.model!r} does not exist", "model")
     mode, rule = _mode(chosen, request)
     seed, seed_rule = _seed(chosen, request, mode)
@@ -128,6 +130,18 @@ def resolve(policy: Policy, tenant: str, request: RequestFacts, serving: Serving
     )
 
 
+def sees(policy: Policy, tenant: str, model: str) -> bool:
+    """Whether a model exists for a tenant of the policy's, on some route or other."""
+    routes = ("", *policy.routes)
+    asking = (Chosen(policy, policy.tenants[tenant], RequestFacts(model=model, route=route)) for route in routes)
+    return any(_is_allowed(chosen, model) for chosen in asking)
+
+
+def requests_limit(policy: Policy, tenant: str, model: str) -> Rate | None:
+    """How many requests a minute a tenant may make that ask something of a model and generate nothing."""
+    return _limits(Chosen(policy, policy.tenants[tenant], RequestFacts(model=model))).requests
+
+
 def window_schedule(first: int, max_draft: int) -> tuple[int, ...]:
     """Draft lengths that double from `first` up to `max_draft`: text comes early, long answers run at full window."""
     assert first >= 1
@@ -138,6 +152,10 @@ def window_schedule(first: int, max_draft: int) -> tuple[int, ...]:
         windows.append(size)
         size *= 2
     return (*windows, max_draft)
+
+
+def _is_allowed(chosen: Chosen, model: str) -> bool:
+    return any(matches(pattern, model) for pattern in chosen[settings.ALLOWED_MODELS])
 
 
 def _mode(chosen: Chosen, request: RequestFacts) -> tuple[Mode, str]:

@@ -5,7 +5,7 @@ the policy before it in force; it is logged and counted. Whoever serves a reques
 the request's end.
 
 A change is taken once the file has looked the same twice in a row, so that a file is not read while an editor writes
-it; SIGHUP, which the gateway turns into `reload`, asks for it at once. Replacing the file by renaming another onto it
+it; SIGHUP, which the gateway turns into `ask`, asks for it at once. Replacing the file by renaming another onto it
 is safe at any time. The text of a mistake may be logged: it holds no secret (strict_yaml.py, credentials.py).
 """
 
@@ -50,6 +50,7 @@ class PolicyFile:
         """Reads the file; raises `FileMistakes` or `OSError`."""
         self._path = path
         self._jwks_path: Path | None = None
+        self._asked = asyncio.Event()
         self._taken = self._look()
         self.current = self._accept(read_policy(path))
         self.reloads = 0
@@ -72,15 +73,29 @@ class PolicyFile:
         self.reloads += 1
         log.info("policy %s is in force", policy.version)
 
-    async def watch(self, poll_s: float = POLL_S) -> None:
+    def ask(self) -> None:
+        """Have whoever watches reload at once, whatever the file looks like. May be called by a signal handler."""
+        self._asked.set()
+
+    async def watch(self) -> None:
         """Reload on every change, for ever."""
         before = self._taken
         while True:
-            await asyncio.sleep(poll_s)
+            asked = await self._pause()
             now = self._look()
-            if now == before and now != self._taken:
+            if asked or (now == before and now != self._taken):
                 await self.reload()
             before = now
+
+    async def _pause(self) -> bool:
+        """Wait for the next look; whether a reload is asked for."""
+        try:
+            async with asyncio.timeout(POLL_S):
+                await self._asked.wait()
+        except TimeoutError:
+            return False
+        self._asked.clear()
+        return True
 
     def _accept(self, policy: Policy) -> Policy:
         file = None if policy.jwt is None else policy.jwt.jwks_file

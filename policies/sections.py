@@ -17,6 +17,7 @@ it must be. It must not repeat a value that may be secret.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -162,8 +163,8 @@ def open_document(text: str, mistakes: Mistakes) -> Section:
 
 
 def join(path: str, key: str) -> str:
-    """The path of a key in a section; a key that is no plain word is quoted."""
-    name = key if _PLAIN_KEY.fullmatch(key) else f'"{key}"'
+    """The path of a key in a section; a key that is no plain word is quoted, in ASCII: paths go into headers too."""
+    name = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key)
     return f"{path}.{name}" if path else name
 
 

@@ -22,6 +22,9 @@ from gateway.cli.up import run_up
 from gateway.errors import ConfigError, GatewayError
 from gateway.models_file import ModelConfig, load_models
 from gateway.settings import Settings, read_settings
+from policies.document import DEFAULT_POLICY, FixedPolicy
+from policies.policy_file import PolicyFile
+from policies.sections import FileMistakes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
@@ -29,6 +32,8 @@ Option = Callable[[Any], Any]
 GATEWAY_FLAGS = [
     click.option("--host", help="Address to listen on.  [default: 127.0.0.1]"),
     click.option("--port", type=int, help="Port to listen on.  [default: 8042]"),
+    click.option("--policy", help="YAML file that says who gets which guarantee; read again when it changes."),
+    click.option("--redis", help="URL of the Redis that counts limits for all gateways; better in VERBATIM_REDIS."),
     click.option("--max-concurrent", type=int, help="Choices generated at a time; beyond it requests get 429."),
     click.option("--max-body-bytes", type=int, help="Largest request body."),
     click.option("--connect-timeout-s", type=float, help="For connecting to the backend."),
@@ -80,6 +85,7 @@ def up(**flags: Any) -> None:
     engine_flags = {name: flags.pop(name) for name in _names(ENGINE_FLAGS)}
     # The backend's address is ours to choose; the settings are read here too so that a mistake shows before any start.
     settings = _settings({**flags, "backend": f"http://127.0.0.1:{_free_port()}"})
+    _policies(settings)
     _bind(settings).close()
     code = asyncio.run(run_up(settings, _argv(engine_flags), _argv(flags)))
     sys.exit(code)
@@ -129,10 +135,10 @@ def demo(
 def gateway(**flags: Any) -> None:
     """Serve the OpenAI API in front of a backend that is already running."""
     settings = _settings(flags)
-    models = _models(settings)
+    models, policies = _models(settings), _policies(settings)
     with _bind(settings) as listener:
         try:
-            asyncio.run(serve(settings, models, listener, lambda base_url: click.echo(f"Serving on {base_url}")))
+            asyncio.run(serve(settings, models, policies, listener, _announce))
         except GatewayError as error:
             raise click.ClickException(error.message) from error
 
@@ -177,6 +183,21 @@ def _settings(flags: dict[str, Any]) -> Settings:
         return read_settings(flags, os.environ)
     except ConfigError as error:
         raise click.UsageError(error.message) from error
+
+
+def _announce(base_url: str) -> None:
+    click.echo(f"Serving on {base_url}")
+
+
+def _policies(settings: Settings) -> PolicyFile | FixedPolicy:
+    if settings.policy is None:
+        return FixedPolicy(DEFAULT_POLICY)
+    try:
+        return PolicyFile(Path(settings.policy))
+    except OSError as error:
+        raise click.UsageError(f"policy: cannot read {settings.policy}: {error.strerror}") from error
+    except FileMistakes as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _models(settings: Settings) -> tuple[ModelConfig, ...]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -14,11 +16,17 @@ import uvicorn
 from toy_backend import ToyBackend
 
 from gateway.app import build_app
+from gateway.authentication import Authenticator, Policies
 from gateway.backend_client import open_http
 from gateway.connect import connect
+from gateway.limits.limiter import Limiter
+from gateway.limits.memory import MemoryStore
+from gateway.limits.store import LimitStore
 from gateway.models import Models
 from gateway.models_file import ModelConfig
 from gateway.settings import Settings
+from gateway.token_keys import TokenKeys
+from policies.document import DEFAULT_POLICY, FixedPolicy
 
 
 @dataclass
@@ -63,6 +71,9 @@ class PromptServer(uvicorn.Server):
         await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
 
 
+WELCOME_ALL = FixedPolicy(DEFAULT_POLICY)
+
+
 async def no_sleep(delay_s: float) -> None:
     """Retries need not wait in tests."""
 
@@ -74,24 +85,33 @@ def draw_same_seed() -> int:
 
 @asynccontextmanager
 async def launch_gateway(
-    backend_url: str, draw_seed: Callable[[], int] = draw_same_seed, **overrides: object
+    backend_url: str, draw_seed: Callable[[], int] = draw_same_seed, **more: Any
 ) -> AsyncIterator[Gateway]:
-    async with launch_models((ModelConfig(None, (backend_url,)),), draw_seed, **overrides) as gateway:
+    async with launch_models((ModelConfig(None, (backend_url,)),), draw_seed, **more) as gateway:
         yield gateway
 
 
 @asynccontextmanager
 async def launch_models(
-    configs: Sequence[ModelConfig], draw_seed: Callable[[], int] = draw_same_seed, **overrides: object
+    configs: Sequence[ModelConfig],
+    draw_seed: Callable[[], int] = draw_same_seed,
+    policies: Policies = WELCOME_ALL,
+    store: LimitStore | None = None,
+    **overrides: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway over many backends. Nobody looks after their health unless a test does."""
     settings = Settings(**overrides)  # type: ignore[arg-type]
     async with open_http(
         connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s
     ) as backend_http:
-        models = await connect(backend_http, configs, settings, draw_seed, no_sleep)
+        limiter = Limiter(store or MemoryStore(time.monotonic))
+        models = await connect(backend_http, configs, settings, draw_seed, limiter, no_sleep)
+        authenticator = Authenticator(policies, TokenKeys(backend_http), time.time)
         config = uvicorn.Config(
-            build_app(models, settings.max_body_bytes), lifespan="off", log_level="critical", access_log=False
+            build_app(models, authenticator, settings.max_body_bytes),
+            lifespan="off",
+            log_level="critical",
+            access_log=False,
         )
         server = PromptServer(config)
         listener = socket.socket()

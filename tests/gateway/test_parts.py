@@ -27,14 +27,14 @@ from policies.policy import Mode
 
 async def test_places_are_counted_and_given_back() -> None:
     admission = Admission(3)
-    async with admission.admit(2):
+    async with admission.admit(2, "acme", 1.0):
         with pytest.raises(Overloaded):
-            async with admission.admit(2):
+            async with admission.admit(2, "acme", 1.0):
                 pass
-        async with admission.admit(1):
+        async with admission.admit(1, "acme", 1.0):
             assert repr(admission) == "<Admission 3/3>"
     with pytest.raises(ZeroDivisionError):
-        async with admission.admit(3):
+        async with admission.admit(3, "acme", 1.0):
             raise ZeroDivisionError
     await admission.wait_idle()
     assert repr(admission) == "<Admission 0/3>"
@@ -44,7 +44,7 @@ async def test_draining_refuses_and_expiry_ends() -> None:
     admission = Admission(3)
 
     async def work() -> None:
-        async with admission.admit(1):
+        async with admission.admit(1, "acme", 1.0):
             started.set()
             await asyncio.Event().wait()
 
@@ -53,7 +53,7 @@ async def test_draining_refuses_and_expiry_ends() -> None:
     await started.wait()
     admission.drain()
     with pytest.raises(Draining):
-        async with admission.admit(1):
+        async with admission.admit(1, "acme", 1.0):
             pass
     admission.expire()
     with pytest.raises(Draining, match="before the answer was complete"):

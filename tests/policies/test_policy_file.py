@@ -67,23 +67,29 @@ async def test_a_change_is_taken_and_a_wrong_one_is_not(path: Path, caplog: pyte
     assert (seed_in_force(file), file.reloads) == (4, 2)
 
 
-async def test_watching_takes_a_change_once_it_stands_still(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Polls are let through one by one."""
-    file = PolicyFile(path)
-    poll, polled = asyncio.Semaphore(0), asyncio.Semaphore(0)
+class Stepped(PolicyFile):
+    """Looks at its file when it is told to."""
 
-    async def sleep(delay_s: float) -> None:
-        polled.release()
-        await poll.acquire()
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._may_look, self._waits = asyncio.Semaphore(0), asyncio.Semaphore(0)
 
-    async def polls(count: int) -> None:
+    async def _pause(self) -> bool:
+        self._waits.release()
+        await self._may_look.acquire()
+        return False
+
+    async def looks(self, count: int) -> None:
         for _ in range(count):
-            await polled.acquire()
-            poll.release()
-        await polled.acquire()
-        polled.release()
+            await self._waits.acquire()
+            self._may_look.release()
+        await self._waits.acquire()
+        self._waits.release()
 
-    monkeypatch.setattr("policies.policy_file.asyncio.sleep", sleep)
+
+async def test_watching_takes_a_change_once_it_stands_still(path: Path) -> None:
+    file = Stepped(path)
+    polls = file.looks
     watching = asyncio.create_task(file.watch())
     await polls(2)
     assert (file.reloads, file.failures) == (0, 0)
@@ -101,6 +107,29 @@ async def test_watching_takes_a_change_once_it_stands_still(path: Path, monkeypa
     remove(path)
     await polls(4)
     assert (seed_in_force(file), file.failures) == (3, 2)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+class Telling(PolicyFile):
+    """Says when it has reloaded."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.reloaded = asyncio.Event()
+
+    async def reload(self) -> None:
+        await super().reload()
+        self.reloaded.set()
+
+
+async def test_who_asks_need_not_wait_for_the_file_to_stand_still(path: Path) -> None:
+    file = Telling(path)
+    watching = asyncio.create_task(file.watch())
+    overwrite(path, seeded(2))
+    file.ask()
+    await file.reloaded.wait()
+    assert seed_in_force(file) == 2
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 
