@@ -17,6 +17,7 @@ from gateway.domain import Caller
 from gateway.errors import BodyTooLarge, ClientLeft, UnsupportedMedia
 from gateway.models import Models
 from gateway.openai_api import chat_request, completion_request
+from gateway.openai_api.ask import Ask
 from gateway.openai_api.models import model_card
 from gateway.openai_api.shape import Json
 from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES, parse_detokenize, parse_tokenize
