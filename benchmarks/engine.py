@@ -1,8 +1,8 @@
-"""The engine alone beside `generate` of transformers: tokens a second and memory.
+"""The engine alone beside other servers of the same model: tokens a second and memory.
 
-Both continue the same prompts greedily by exactly the same number of tokens, prefill included, from the same weights in
-the same dtype, on one thread. Each subject has a process for each dtype and batch, and both take turns, so that noise
-hits both. The ratio of CPU time says the same as that of wall time, with less of the noise: one of the two is asleep.
+All continue the same prompts greedily by exactly the same number of tokens, prefill included, from the same weights in
+the same dtype, on one thread. Each subject has a process for each dtype and batch, and they take turns, so that noise
+hits all. The ratio of CPU time says the same as that of wall time, with less of the noise: the others are asleep.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 
 from benchmarks.report import circumstances, print_table, write
 
-SUBJECTS = ("engine", "transformers")
+OTHERS = ("transformers", "continuous", "sglang")
+"""`generate` of transformers, its continuous batching, and stock SGLang, which needs an environment of its own."""
+SGLANG_PYTHON = os.environ.get("VERBATIM_SGLANG_PYTHON", ".venv-sglang/bin/python")
 
 
 class Subject:
@@ -25,7 +27,8 @@ class Subject:
 
     def __init__(self, name: str, dtype: str, kv_bytes: int):
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        command = [sys.executable, "-m", f"benchmarks.subject_{name}", dtype, str(kv_bytes)]
+        python = SGLANG_PYTHON if name == "sglang" else sys.executable
+        command = [python, "-m", f"benchmarks.subject_{name}", dtype, str(kv_bytes)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -50,34 +53,37 @@ class Subject:
         return answer
 
 
-def measure(dtype: str, batch: int, count: int, repetitions: int, kv_bytes: int) -> dict[str, Any]:
-    """One batch size in one dtype, both subjects in turn."""
-    subjects = {name: Subject(name, dtype, kv_bytes) for name in SUBJECTS}
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in SUBJECTS}
+def measure(others: list[str], dtype: str, batch: int, count: int, repetitions: int, kv_bytes: int) -> dict[str, Any]:
+    """One batch size in one dtype, all subjects in turn. Ratios are the engine's to another's; above 1 it is faster."""
+    names = ["engine", *others]
+    subjects = {name: Subject(name, dtype, kv_bytes) for name in names}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for repetition in range(repetitions):
         numbers = list(range(repetition * batch, (repetition + 1) * batch))
         # Who goes first alternates too.
-        for name in SUBJECTS if repetition % 2 == 0 else SUBJECTS[::-1]:
+        for name in names if repetition % 2 == 0 else reversed(names):
             runs[name].append(subjects[name].run(numbers, count))
     figures: dict[str, Any] = {"dtype": dtype, "concurrent": batch, "new_tokens": count}
+    ours = runs["engine"]
     for name, subject in subjects.items():
         subject.close()
+        theirs = runs[name]
+        pairs = [pair for a, b in zip(ours, theirs, strict=True) for pair in zip(a["tokens"], b["tokens"], strict=True)]
         figures[name] = subject.facts | {
-            "tokens_per_s": batch * count / median(run["wall_s"] for run in runs[name]),
-            "wall_s": [run["wall_s"] for run in runs[name]],
-            "cpu_s": [run["cpu_s"] for run in runs[name]],
-            "peak_bytes": max(run["peak_bytes"] for run in runs[name]),
+            "tokens_per_s": batch * count / median(run["wall_s"] for run in theirs),
+            "ratio": median(b["wall_s"] / a["wall_s"] for a, b in zip(ours, theirs, strict=True)),
+            "cpu_ratio": median(b["cpu_s"] / a["cpu_s"] for a, b in zip(ours, theirs, strict=True)),
+            "same_tokens": sum(a == b for a, b in pairs) / len(pairs),
+            "wall_s": [run["wall_s"] for run in theirs],
+            "cpu_s": [run["cpu_s"] for run in theirs],
+            "peak_bytes": max(run["peak_bytes"] for run in theirs),
         }
-    ours, theirs = (runs[name] for name in SUBJECTS)
-    figures["ratio"] = figures["engine"]["tokens_per_s"] / figures["transformers"]["tokens_per_s"]
-    figures["cpu_ratio"] = median(run["cpu_s"] for run in theirs) / median(run["cpu_s"] for run in ours)
-    pairs = [pair for a, b in zip(ours, theirs, strict=True) for pair in zip(a["tokens"], b["tokens"], strict=True)]
-    figures["same_tokens"] = sum(a == b for a, b in pairs) / len(pairs)
     return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--others", nargs="+", default=["transformers"], choices=OTHERS)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--tokens", type=int, default=40, help="new tokens for each request")
@@ -90,23 +96,21 @@ def main() -> None:
     rows = []
     for dtype in options.dtypes:
         for batch in options.batches:
-            figures = measure(dtype, batch, options.tokens, options.repetitions, options.kv_bytes)
+            figures = measure(options.others, dtype, batch, options.tokens, options.repetitions, options.kv_bytes)
             result["measurements"].append(figures)
-            ours, theirs = figures["engine"], figures["transformers"]
-            rows.append(
-                [
-                    dtype,
-                    batch,
-                    *(round(subject["tokens_per_s"], 1) for subject in (ours, theirs)),
-                    *(figures[key] for key in ("ratio", "cpu_ratio", "same_tokens")),
-                    *(subject["loaded_bytes"] >> 20 for subject in (ours, theirs)),
-                    *(subject["peak_bytes"] >> 20 for subject in (ours, theirs)),
-                ]
-            )
-            print(f"{dtype} x {batch}: {figures['ratio']:.2f}", file=sys.stderr)
-    head = ["dtype", "concurrent", "engine tok/s", "transformers tok/s", "ratio", "CPU ratio", "same tokens"]
-    head += ["engine MiB loaded", "transformers", "engine MiB peak", "transformers"]
-    print_table("Engine beside transformers.generate (ratio above 1: the engine is faster)", head, rows)
+            for name in ("engine", *options.others):
+                figure = figures[name]
+                rows.append(
+                    [
+                        f"{dtype} x {batch}, {name}",
+                        round(figure["tokens_per_s"], 1),
+                        *(figure[key] for key in ("ratio", "cpu_ratio", "same_tokens")),
+                        *(figure[key] >> 20 for key in ("loaded_bytes", "peak_bytes")),
+                    ]
+                )
+                print(f"{rows[-1][0]}: {figure['ratio']:.2f}", file=sys.stderr)
+    head = ["", "tok/s", "ratio", "CPU ratio", "same tokens", "MiB loaded", "MiB peak"]
+    print_table("The engine beside others (ratio above 1: the engine is faster than this one)", head, rows)
     print(f"\n{write(options.name, result)}")
 
 

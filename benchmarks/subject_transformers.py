@@ -16,7 +16,8 @@ from backend.engine.checkpoint import Checkpoint
 from benchmarks.subject import Generate, serve
 
 
-def load(checkpoint: Checkpoint) -> tuple[Generate, dict[str, Any]]:
+def build(checkpoint: Checkpoint) -> Any:
+    """The checkpoint as a model of transformers, in the dtype of the command line."""
     config = checkpoint.config
     assert config.rope_scaling is None and "lm_head" not in checkpoint.weights
     model: Any = LlamaForCausalLM(
@@ -37,7 +38,11 @@ def load(checkpoint: Checkpoint) -> tuple[Generate, dict[str, Any]]:
     weights = {_their_name(name): weight for name, weight in checkpoint.weights.items()}
     missing = model.load_state_dict(weights, strict=False)
     assert missing.missing_keys == ["lm_head.weight"] and not missing.unexpected_keys
-    model = model.to(getattr(torch, sys.argv[1])).eval()
+    return model.to(getattr(torch, sys.argv[1])).eval()
+
+
+def load(checkpoint: Checkpoint) -> tuple[Generate, dict[str, Any]]:
+    model = build(checkpoint)
 
     def generate(prompts: list[list[int]], count: int) -> list[list[int]]:
         width = max(map(len, prompts))
