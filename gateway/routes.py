@@ -19,6 +19,7 @@ from gateway.models import Models
 from gateway.openai_api import chat_request, completion_request
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.models import model_card
+from gateway.openai_api.openapi import openapi_document
 from gateway.openai_api.shape import Json
 from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES, parse_detokenize, parse_tokenize
 from gateway.service import Service
@@ -40,6 +41,7 @@ T = TypeVar("T")
 def build_router(models: Models, authenticator: Authenticator, max_body_bytes: int, started_at: int) -> APIRouter:
     """The routes over the models. Whoever asks is known before a body is read."""
     router = APIRouter()
+    document = openapi_document()
 
     def card(service: Service) -> Json:
         return model_card(service.info.model, started_at, service.info.max_context)
@@ -94,6 +96,10 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
     async def get_model(request: Request, model: str) -> Response:
         caller = await caller_of(request)
         return JSONResponse(card(models.service(model, caller.sees)))
+
+    @router.get("/openapi.json")
+    async def openapi() -> Response:
+        return JSONResponse(document)
 
     @router.get("/healthz")
     async def health() -> Response:

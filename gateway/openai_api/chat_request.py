@@ -34,10 +34,14 @@ RULES = Rules(
 )
 
 
-class _Body(GenerationFields, forbid_unknown_fields=True, kw_only=True):
+class ChatFields(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
+
+
+PARTS = (ChatPromptFields, ToolChoiceFields, FormatFields, ChatFields)
+"""What a body is made of."""
 
 
 def parse_chat(content: bytes, determinism_header: str | None) -> Ask:
@@ -48,7 +52,7 @@ def parse_chat(content: bytes, determinism_header: str | None) -> Ask:
     form = format_of(take(fields, FormatFields))
     require(form.grammar is None or tools.use is None, form.field, "is not supported together with tools")
     form = tools.form or form
-    body = take_rest(fields, _Body)
+    body = take_rest(fields, ChatFields)
     _check(body)
     check_format(form, body)
     order = Order(
@@ -68,7 +72,7 @@ def parse_chat(content: bytes, determinism_header: str | None) -> Ask:
     return Ask(order, ChatView(body.logprobs, tools.use), body.stream, body.include_usage)
 
 
-def _check(body: _Body) -> None:
+def _check(body: ChatFields) -> None:
     check_generation(body)
     limit = body.max_completion_tokens
     require(limit is None or limit >= 1, "max_completion_tokens", "must be at least 1")

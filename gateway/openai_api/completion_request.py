@@ -31,7 +31,7 @@ RULES = Rules(
 )
 
 
-class _Body(GenerationFields, forbid_unknown_fields=True, kw_only=True):
+class CompletionFields(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     max_tokens: int | None = DEFAULT_MAX_TOKENS
     echo: bool = False
@@ -40,11 +40,15 @@ class _Body(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
 
 
+PARTS = (FormatFields, CompletionFields)
+"""What a body is made of."""
+
+
 def parse_completion(content: bytes, determinism_header: str | None) -> Ask:
     """Parse a request body; raises `RequestError` naming the field at fault."""
     fields = read_body(content, RULES)
     form = format_of(take(fields, FormatFields))
-    body = take_rest(fields, _Body)
+    body = take_rest(fields, CompletionFields)
     check_generation(body)
     check_format(form, body)
     prompts = _prompts(body)
@@ -72,7 +76,7 @@ def parse_completion(content: bytes, determinism_header: str | None) -> Ask:
     return Ask(order, view, body.stream, body.include_usage)
 
 
-def _prompts(body: _Body) -> tuple[TextPrompt | TokenPrompt, ...]:
+def _prompts(body: CompletionFields) -> tuple[TextPrompt | TokenPrompt, ...]:
     given = body.prompt
     if isinstance(given, str):
         given = [given]

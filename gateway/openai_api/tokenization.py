@@ -23,17 +23,17 @@ TOKENIZE_ROUTES = ("/tokenize", "/v1/tokenize")
 DETOKENIZE_ROUTES = ("/detokenize", "/v1/detokenize")
 
 
-class _ChatBody(msgspec.Struct, forbid_unknown_fields=True):
+class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
     return_token_strs: bool = False
 
 
-class _TextBody(_ChatBody, forbid_unknown_fields=True, kw_only=True):
+class TextBody(ChatBody, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[str]
     add_special_tokens: bool = True
 
 
-class _DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[int | list[int]]
     model: str | None = None
     skip_special_tokens: bool = True
@@ -86,9 +86,9 @@ def parse_tokenize(content: bytes) -> Tokenize:
     fields = read_body(content, Rules(free=FREE))
     if "messages" in fields:
         chat = chat_prompt_of(take(fields, ChatPromptFields))
-        body = take_rest(fields, _ChatBody)
+        body = take_rest(fields, ChatBody)
         return Tokenize(body.model, (chat,), is_list=False, with_names=body.return_token_strs)
-    text = take_rest(fields, _TextBody)
+    text = take_rest(fields, TextBody)
     require(text.prompt != [], "prompt", "must not be empty")
     texts = [text.prompt] if isinstance(text.prompt, str) else text.prompt
     prompts = tuple(TextPrompt(one, text.add_special_tokens) for one in texts)
@@ -97,7 +97,7 @@ def parse_tokenize(content: bytes) -> Tokenize:
 
 def parse_detokenize(content: bytes) -> Detokenize:
     """Parse a request body; raises `RequestError` naming the field at fault."""
-    body = take_rest(read_body(content, Rules()), _DetokenizeBody)
+    body = take_rest(read_body(content, Rules()), DetokenizeBody)
     rows = [tuple(item) for item in body.tokens if isinstance(item, list)]
     is_list = bool(rows)
     require(len(rows) in (0, len(body.tokens)), "tokens", "must hold token ids or lists of them, not some of each")

@@ -18,9 +18,6 @@ from toy_model import EOS, FILES, VOCAB, ids, piece
 from toy_tools import CALL, TEMPLATE, TIME, WEATHER
 
 from gateway.openai_api import chat_request, completion_request
-from gateway.openai_api.chat_prompt import ChatPromptFields
-from gateway.openai_api.generation import GenerationFields
-from gateway.openai_api.tool_choice import ToolChoiceFields
 
 PATHS = {
     "/v1/chat/completions": {"model": "toy", "messages": [{"role": "user", "content": "hi"}]},
@@ -34,19 +31,8 @@ OTHER_PATHS = {
 RULES = (chat_request.RULES, completion_request.RULES)
 FIELDS = sorted(
     {
-        *(
-            "max_completion_tokens",
-            "logprobs",
-            "top_logprobs",
-            "prompt",
-            "echo",
-            "best_of",
-            "add_special_tokens",
-            "odd",
-        ),
-        *GenerationFields.__struct_fields__,
-        *ChatPromptFields.__struct_fields__,
-        *ToolChoiceFields.__struct_fields__,
+        *("tokens", "return_token_strs", "skip_special_tokens"),
+        *(name for part in (*chat_request.PARTS, *completion_request.PARTS) for name in part.__struct_fields__),
         *(
             name
             for rules in (chat_request.RULES, completion_request.RULES)
