@@ -34,10 +34,11 @@ class PromptTokens:
     async def encode(
         self, prompts: Sequence[Prompt], *, fitting: bool = True, most: int | None = None
     ) -> list[tuple[int, ...]]:
-        """The ids of each prompt, at least one.
+        """The ids of each prompt.
 
-        Raises `RequestError` naming the field at fault; where they must be `fitting`, `ContextExceeded` for prompts
-        that leave no room for an answer; `NotAllowed` for more than `most` tokens, which is the policy's limit.
+        Raises `RequestError` naming the field at fault; where they must be `fitting`, also for one of no token and,
+        `ContextExceeded`, for one that leaves no room for an answer; `NotAllowed` for more than `most` tokens, which is
+        the policy's limit.
         """
         bounds = _Bounds(self._info.max_context if fitting else None, most)
         if sum(map(_weight, prompts)) <= INLINE_CHARS:
@@ -65,7 +66,7 @@ class PromptTokens:
             case TokenPrompt():
                 ids = prompt.ids
                 self.check_ids(ids, field)
-        if not ids:
+        if not ids and bounds.context is not None:
             raise RequestError(f"{field} must make at least one token", param=field)
         bounds.check(len(ids), prompt)
         return ids

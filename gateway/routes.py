@@ -41,7 +41,6 @@ T = TypeVar("T")
 def build_router(models: Models, authenticator: Authenticator, max_body_bytes: int, started_at: int) -> APIRouter:
     """The routes over the models. Whoever asks is known before a body is read."""
     router = APIRouter()
-    document = openapi_document()
 
     def card(service: Service) -> Json:
         return model_card(service.info.model, started_at, service.info.max_context)
@@ -99,7 +98,7 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
 
     @router.get("/openapi.json")
     async def openapi() -> Response:
-        return JSONResponse(document)
+        return JSONResponse(openapi_document([service.info.model for service in models.services]))
 
     @router.get("/healthz")
     async def health() -> Response:

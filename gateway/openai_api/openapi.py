@@ -39,8 +39,8 @@ _ERROR: Json = {
 }
 
 
-def openapi_document() -> Json:
-    """The document, in OpenAPI 3.1."""
+def openapi_document(models: Sequence[str]) -> Json:
+    """The document of a gateway that serves these models, in OpenAPI 3.1."""
     bodies: dict[str, _Body] = {
         chat_request.ROUTE: (chat_request.PARTS, chat_request.RULES),
         completion_request.ROUTE: (completion_request.PARTS, completion_request.RULES),
@@ -52,15 +52,16 @@ def openapi_document() -> Json:
     _, components = msgspec.json.schema_components(types, schema_hook=_anything, ref_template=_REFS)
     paths: dict[str, Json] = {"/v1/models": {"get": _get("object", "data")}, "/healthz": {"get": _get("status")}}
     paths["/v1/models/{model}"] = {
-        "get": _get("id", "object", "created", "owned_by") | {"parameters": [_text_parameter("model", "path")]}
+        "get": _get("id", "object", "created", "owned_by")
+        | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": _names(models)}]}
     }
     for path, (parts, rules) in bodies.items():
         answer = _ok("id", "object", "created", "model", "choices", "usage")
         answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-        post = _post(parts, rules, components, answer)
-        paths[path] = {"post": post | {"parameters": [_text_parameter(HEADER, "header")]}}
+        post = _post(parts, rules, components, models, answer)
+        paths[path] = {"post": post | {"parameters": [{"name": HEADER, "in": "header", "schema": {"type": "string"}}]}}
     for path, (parts, rules) in others.items():
-        paths[path] = {"post": _post(parts, rules, components, _ok())}
+        paths[path] = {"post": _post(parts, rules, components, models, _ok())}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Verbatim", "version": version("verbatim")},
@@ -69,12 +70,19 @@ def openapi_document() -> Json:
     }
 
 
-def _post(parts: Sequence[type[msgspec.Struct]], rules: Rules, components: Mapping[str, Any], answer: Json) -> Json:
+def _post(
+    parts: Sequence[type[msgspec.Struct]],
+    rules: Rules,
+    components: Mapping[str, Any],
+    models: Sequence[str],
+    answer: Json,
+) -> Json:
     schemas = [components[part.__name__] for part in parts]
     properties: Json = {name: {} for name in sorted(VIEWS)}
     properties |= {name: {"enum": list(values)} for name, values in rules.neutral.items()}
     for schema in schemas:
         properties |= schema["properties"]
+    properties["model"] = _names(models)
     body: Json = {
         "type": "object",
         "properties": properties,
@@ -101,8 +109,8 @@ def _errors() -> Json:
     return {status: {"description": "OpenAI's error body.", "content": content} for status in ("4XX", "5XX")}
 
 
-def _text_parameter(name: str, place: str) -> Json:
-    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
+def _names(models: Sequence[str]) -> Json:
+    return {"type": "string", "enum": list(models)}
 
 
 def _anything(type_: type) -> dict[str, Any]:
