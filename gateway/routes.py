@@ -97,8 +97,10 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
         return JSONResponse(card(models.service(model, caller.sees)))
 
     @router.get("/openapi.json")
-    async def openapi() -> Response:
-        return JSONResponse(openapi_document([service.info.model for service in models.services]))
+    async def openapi(request: Request) -> Response:
+        caller = await caller_of(request)
+        seen = [service.info.model for service in models.services if caller.sees(service.info.model)]
+        return JSONResponse(openapi_document(seen))
 
     @router.get("/healthz")
     async def health() -> Response:
