@@ -20,6 +20,7 @@ from backend.protocol import (
     Batching,
     DraftRequest,
     DraftResponse,
+    ErrorDetail,
     ScoredToken,
     StreamEvent,
     StreamRequest,
@@ -30,7 +31,15 @@ from backend.protocol import (
 )
 from gateway.domain import Commit, Counts, Finish, Finished, Job, Scored, Token
 from gateway.dvr import Command, Draft, Loop, Verdict, Verifier, Verify
-from gateway.errors import BackendFailed, BackendTimeout, BackendUnavailable, ProtocolViolation, RoleRefused
+from gateway.errors import (
+    BackendError,
+    BackendFailed,
+    BackendRefused,
+    BackendTimeout,
+    BackendUnavailable,
+    ProtocolViolation,
+    RoleRefused,
+)
 
 Progress: TypeAlias = Commit | Finished
 """One or more commits, then the end."""
@@ -87,7 +96,7 @@ async def run_fast(
     async with aclosing(backend.stream(request)) as events:
         async for event in events:
             if event.error is not None:
-                raise BackendFailed(f"the backend broke off: {event.error.message}")
+                raise _broken_off(event.error)
             if finish is not None:
                 raise ProtocolViolation("the backend streamed on after the finish")
             count += len(event.tokens)
@@ -190,6 +199,13 @@ async def _verify(backend: WindowBackend, job: Job, command: Verify) -> Verdict:
         wants_draft=response.wants_draft,
         wants_draft_ahead=response.wants_draft_ahead,
     )
+
+
+def _broken_off(error: ErrorDetail) -> BackendError:
+    message = f"the backend broke off: {error.message}"
+    if error.type == "invalid_request":
+        return BackendRefused(message, 400, field=error.field)
+    return BackendFailed(message)
 
 
 def _token(token: VerifiedToken | StreamToken) -> Token:

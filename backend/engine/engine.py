@@ -42,7 +42,11 @@ log = logging.getLogger(__name__)
 
 
 class EngineError(Exception):
-    """A call failed inside the engine; the message says why."""
+    """A call failed inside the engine; the message says why. `field` is set where the call itself is at fault."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class Listener(Protocol):
@@ -263,8 +267,8 @@ class Engine:
         self._observe(work, seconds)
         self._totals.add_pass(work, seconds)
         outcome = self._scheduler.apply(work, chosen)
-        for task, reason in outcome.broken:
-            self._listeners.pop(task).failed(EngineError(reason))
+        for task, why in outcome.broken:
+            self._listeners.pop(task).failed(EngineError(why.reason, why.field))
         ended = set(outcome.ended)
         for span, count in zip(work.spans, before, strict=True):
             listener = self._listeners.get(span.task)

@@ -20,6 +20,9 @@ from llguidance import regex_to_lark
 
 from backend.protocol import Grammar
 
+GRAMMAR_FIELD = "sampling.grammar"
+"""What calls name it."""
+
 MAX_WHITE_SPACE = 32
 MAX_MULTIPLE = 100_000
 

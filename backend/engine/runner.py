@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from backend.engine.grammar_source import GrammarError
+from backend.engine.grammar_source import GRAMMAR_FIELD, GrammarError
 from backend.engine.kv_pool import TRASH_BLOCK, ZERO_BLOCK, KvPool
 from backend.engine.model import Model
 from backend.engine.op_trace import OpTrace
@@ -90,7 +90,7 @@ def _draw(task: Task, position: int) -> Draw | Unchosen:
         try:
             allowed = task.constraint.allowed(task.tokens[position - generated : position])
         except GrammarError as error:
-            return Unchosen(str(error))
+            return Unchosen(f"{GRAMMAR_FIELD}: {error}", GRAMMAR_FIELD)
     return Draw(task.sampling, position, Past(task.tokens[:position], generated, task.stop_ids, allowed))
 
 

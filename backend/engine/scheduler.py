@@ -55,10 +55,10 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The tasks that ended with a pass, and those it broke with the reason."""
+    """The tasks that ended with a pass, and those it broke, with the reason."""
 
     ended: list[Task]
-    broken: list[tuple[Task, str]]
+    broken: list[tuple[Task, Unchosen]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Scheduler:
                     break  # What follows was computed behind a refused draft.
             if broken:
                 self.fail(task)
-                outcome.broken.append((task, broken.reason))
+                outcome.broken.append((task, broken))
             elif task.done:
                 if isinstance(task, VerifyTask):
                     self._costs.observe_verdict(len(task.draft), task.agreed)

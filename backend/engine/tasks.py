@@ -29,9 +29,13 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Unchosen:
-    """No token could be chosen; `reason` says why. It breaks its task, unless it lies behind a refused draft."""
+    """No token could be chosen; `reason` says why. It breaks its task, unless it lies behind a refused draft.
+
+    `field` is what the call has to answer for, None where it is not at fault.
+    """
 
     reason: str
+    field: str | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from backend.protocol import Sampling
@@ -22,7 +23,6 @@ _LARGEST = 1e30
 """Adjusted logits stay within this, whatever is divided by a tiny penalty: a choice needs finite differences."""
 _EXCLUDED = -1e35
 """Below every other logit by more than any temperature makes up for, yet finite."""
-_BITS = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,9 @@ def adjust(row: torch.Tensor, sampling: Sampling, past: Past) -> None:
 def _allowed(past: Past, vocab: int, held_back: bool) -> torch.Tensor:
     """What the grammar allows, bool [vocab]; without the stop ids where these are held back and something is left."""
     assert past.allowed is not None
-    packed = torch.frombuffer(bytearray(past.allowed), dtype=torch.uint8)
-    allowed = (packed[:, None] & _BITS != 0).flatten()[:vocab]
+    # Several times as fast as the same in torch.
+    bits = np.unpackbits(np.frombuffer(past.allowed, np.uint8), count=vocab, bitorder="little")
+    allowed = torch.from_numpy(bits).bool()
     assert bool(allowed.any())
     if held_back:
         others = allowed.clone()

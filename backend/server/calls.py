@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
 from backend.engine.admission import QueueFullError
-from backend.engine.engine import Engine
+from backend.engine.engine import Engine, EngineError
 from backend.engine.tasks import Scored, Task
 from backend.server.errors import CallError
 
@@ -56,7 +56,8 @@ async def stream(engine: Engine, task: Task) -> AsyncGenerator[Sequence[Scored],
                 raise CallError("overloaded", str(item)) from item
             if isinstance(item, Exception):
                 finished = True
-                raise CallError("internal", str(item)) from item
+                at_fault = item.field if isinstance(item, EngineError) else None
+                raise CallError("invalid_request" if at_fault else "internal", str(item), at_fault) from item
             yield item
     finally:
         if not finished:

@@ -13,11 +13,10 @@ from collections.abc import Set
 from typing import Protocol
 
 from backend.engine.grammar import Compiled, Constraint
-from backend.engine.grammar_source import GrammarError
+from backend.engine.grammar_source import GRAMMAR_FIELD, GrammarError
 from backend.protocol import Grammar
 from backend.server.errors import CallError
 
-FIELD = "sampling.grammar"
 MAX_KEPT = 32
 MAX_WAITING = 64
 
@@ -49,14 +48,16 @@ class Grammars:
         if grammar is None:
             return None
         if self._compiler is None:
-            raise CallError("invalid_request", f"{FIELD}: {self._reason}", FIELD)
+            raise CallError("invalid_request", f"{GRAMMAR_FIELD}: {self._reason}", GRAMMAR_FIELD)
         if not stop_ids & self._compiler.ends:
             raise CallError(
-                "invalid_request", f"stop_ids must hold an id that stands for no text beside {FIELD}", "stop_ids"
+                "invalid_request",
+                f"stop_ids must hold an id that stands for no text beside {GRAMMAR_FIELD}",
+                "stop_ids",
             )
         found = self._find(grammar) or await self._compile(self._compiler, grammar)
         if isinstance(found, GrammarError):
-            raise CallError("invalid_request", f"{FIELD}: {found}", FIELD)
+            raise CallError("invalid_request", f"{GRAMMAR_FIELD}: {found}", GRAMMAR_FIELD)
         return found.constrain(stop_ids)
 
     def _find(self, grammar: Grammar) -> Compiled | GrammarError | None:

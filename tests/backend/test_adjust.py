@@ -20,7 +20,7 @@ from backend.engine.tasks import DecodeTask, Task
 from backend.kernels.adjust import Past, adjust
 from backend.kernels.ops import CPU_FIXED
 from backend.kernels.sampling import Draw, choose
-from backend.protocol import Sampling
+from backend.protocol import Grammar, Sampling
 from tests.backend.harness import TINY, Calls, Waiter, draft_task, running_engine, tiny_checkpoint, verify_task
 
 VOCAB = TINY.vocab_size
@@ -117,6 +117,40 @@ def test_stop_ids_cannot_be_chosen_before_the_minimum(temperature: float, filter
         past = Past([2, 5, *[1] * generated], generated, frozenset({2, 5, 99}))
         chosen = set(choose(logits, [Draw(sampling, position, past) for position in range(40)]).tolist())
         assert bool(chosen & {2, 5}) == allowed
+
+
+def bits(ids: Set[int], size: int) -> bytes:
+    mask = bytearray(-(-size // 8))
+    for id_ in ids:
+        mask[id_ // 8] |= 1 << id_ % 8
+    return bytes(mask)
+
+
+@given(
+    adjustments,
+    pasts(),
+    st.frozensets(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.7, 100.0]),
+    st.sampled_from([{}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.2}]),
+)
+@settings(max_examples=100, deadline=None)
+def test_only_what_a_grammar_allows_is_chosen(
+    sampling: Sampling, past: Past, allowed: frozenset[int], temperature: float, filters: dict[str, float]
+) -> None:
+    grammar = Grammar("regex", "a")
+    masked = msgspec.structs.replace(sampling, temperature=temperature, grammar=grammar, **filters)
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)) * 8
+    # The mask may be padded; what stands behind the vocabulary is nobody's.
+    within = Past(past.tokens, past.generated, past.stop_ids, bits(allowed | {VOCAB + 1}, VOCAB + 40))
+    chosen = set(choose(logits, [Draw(masked, position, within) for position in range(4)]).tolist())
+    open_ = allowed - past.stop_ids if past.generated < sampling.min_tokens else allowed
+    assert chosen <= (open_ or allowed)
+    free = logits.clone()
+    adjust(free[0], msgspec.structs.replace(sampling, min_tokens=0), past)
+    bound = logits.clone()
+    adjust(bound[0], msgspec.structs.replace(masked, min_tokens=0), within)
+    ids = sorted(allowed)
+    assert torch.equal(bound[0, ids], free[0, ids]), "what is allowed keeps its logits"
 
 
 # --- in the engine ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from backend.protocol import (
 from gateway.domain import Commit, Counts, Finished, Job, Scored, Token
 from gateway.driver import Progress, run_fast, run_verified
 from gateway.dvr import Verifier
-from gateway.errors import BackendFailed, BackendUnavailable, ProtocolViolation
+from gateway.errors import BackendFailed, BackendRefused, BackendUnavailable, ProtocolViolation
 
 VERIFIER = Verifier("f", 100)
 JOB = Job((1, 2), Sampling(seed=5), 6, (99,), 1)
@@ -262,6 +262,7 @@ async def test_fast() -> None:
         (events([3], finish=None), BackendFailed),
         ([], BackendFailed),
         ([*events([3], finish=None), StreamEvent(error=ErrorDetail("internal", "out of memory"))], BackendFailed),
+        ([*events([3], finish=None), StreamEvent(error=ErrorDetail("invalid_request", "no", "x"))], BackendRefused),
         (events([3, 4, 5, 6], [7, 8, 9]), ProtocolViolation),
         (events([100]), ProtocolViolation),
         (events([-1]), ProtocolViolation),
