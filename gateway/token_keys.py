@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import aiohttp
-from jwt import PyJWK, PyJWKError
+from jwt import PyJWK, PyJWTError
 
 from gateway.errors import IssuerUnavailable
 from policies.document import Jwt
@@ -63,7 +63,7 @@ def _key(key: dict[str, object], algorithm: str) -> PyJWK | None:
         return None
     try:
         return PyJWK(key, algorithm)
-    except (PyJWKError, ValueError, KeyError, TypeError):
+    except (PyJWTError, ValueError, KeyError, TypeError):
         return None
 
 
