@@ -70,10 +70,14 @@ class StartError(GatewayError):
 
 
 class RequestError(GatewayError):
-    """The request is at fault."""
+    """The request is at fault. `code` is OpenAI's word for how; a bad value where nothing else is said of a field."""
 
     status = 400
     type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.code = code or self.code or (None if param is None else "invalid_value")
 
 
 class ContextExceeded(RequestError):

@@ -27,6 +27,9 @@ MAX_FREE_NESTING = 64
 VIEWS = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 """Say something about the request, nothing about the answer: accepted everywhere and not looked at."""
 
+MISSING = "missing_required_parameter"
+"""OpenAI's code for a field that is not there."""
+
 Object: TypeAlias = dict[str, object]
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -127,8 +130,10 @@ def _known_fields(body: Object, rules: Rules) -> Object:
         if value is None or name in VIEWS:
             continue
         neutral = rules.neutral.get(name)
-        if name in rules.refused or (neutral is not None and not _is_neutral(value, neutral)):
-            raise RequestError(f"{name} is not supported", param=name)
+        if name in rules.refused:
+            raise RequestError(f"{name} is not supported", param=name, code="unsupported_parameter")
+        if neutral is not None and not _is_neutral(value, neutral):
+            raise RequestError(f"{name} is not supported", param=name, code="unsupported_value")
         if name in rules.free:
             check_nesting(value, name)
             kept[name] = value
@@ -154,8 +159,15 @@ def _without_nulls(value: object, field: str, depth: int) -> object:
 
 
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"^Object missing required field `(.*)`$")
-_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
+_WHOLE_FIELD = (
+    (re.compile(r"^Object missing required field `(.*)`$"), "is required", MISSING),
+    (
+        re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL),
+        "is unknown or not supported",
+        "unknown_parameter",
+    ),
+)
+_WRONG_TYPE = re.compile(r"^Expected `[^`]*`, got ")
 
 
 def _convert(body: Object, type_: type[T]) -> T:
@@ -166,7 +178,8 @@ def _convert(body: Object, type_: type[T]) -> T:
         assert match is not None
         # What is wrong with a value under a key of the client's is said of the whole field.
         reason, path = match["reason"], (match["path"] or "").partition("[...]")[0]
-        for pattern, said in ((_MISSING, "is required"), (_UNKNOWN, "is unknown or not supported")):
+        code = "invalid_type" if path and _WRONG_TYPE.match(reason) else None
+        for pattern, said, its_code in _WHOLE_FIELD:
             if at := pattern.match(reason):
-                path, reason = f"{path}.{at[1]}" if path else at[1], said
-        raise RequestError(f"{path}: {reason}" if path else reason, param=path or None) from error
+                path, reason, code = f"{path}.{at[1]}" if path else at[1], said, its_code
+        raise RequestError(f"{path}: {reason}" if path else reason, param=path or None, code=code) from error

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.domain import ChatPrompt, Message, Tool, ToolCall
 from gateway.errors import RequestError
-from gateway.openai_api.body import check_nesting
+from gateway.openai_api.body import MISSING, check_nesting
 from gateway.openai_api.sampling import require
 
 FREE = frozenset({"tools", "chat_template_kwargs"})
@@ -96,10 +96,10 @@ def chat_prompt_of(fields: ChatPromptFields) -> ChatPrompt:
 
 def _message(message: _Message, field: str) -> Message:
     is_assistant, is_tool = message.role == "assistant", message.role == "tool"
-    require(message.content is not None or bool(message.tool_calls), f"{field}.content", "is required")
+    require(message.content is not None or bool(message.tool_calls), f"{field}.content", "is required", MISSING)
     require(is_assistant or not message.tool_calls, f"{field}.tool_calls", "needs the role assistant")
     require(is_tool or message.tool_call_id is None, f"{field}.tool_call_id", "needs the role tool")
-    require(not is_tool or message.tool_call_id is not None, f"{field}.tool_call_id", "is required")
+    require(not is_tool or message.tool_call_id is not None, f"{field}.tool_call_id", "is required", MISSING)
     content = message.content or ""
     return Message(
         role="system" if message.role == "developer" else message.role,

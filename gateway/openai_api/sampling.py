@@ -108,7 +108,7 @@ def stop_ids_of(fields: SamplingFields) -> tuple[int, ...]:
     return tuple(sorted(set(fields.stop_token_ids)))
 
 
-def require(holds: bool, field: str, rule: str) -> None:
+def require(holds: bool, field: str, rule: str, code: str | None = None) -> None:
     """Raise `RequestError` for the field unless the rule holds."""
     if not holds:
-        raise RequestError(f"{field} {rule}", param=field)
+        raise RequestError(f"{field} {rule}", param=field, code=code)

@@ -394,6 +394,33 @@ def test_refused(fields: dict[str, Any], param: str | None) -> None:
     assert param is None or param in error.message
 
 
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"temperature": "1"}, "invalid_type"),
+        ({"messages": [{"role": "user", "content": 3}]}, "invalid_type"),
+        ({"tool_choice": "any"}, "invalid_value"),
+        ({"temperature": 3}, "invalid_value"),
+        ({"n": 0}, "invalid_value"),
+        ({"messages": []}, "invalid_value"),
+        ({"messages": None}, "missing_required_parameter"),
+        ({"messages": [{"content": "x"}]}, "missing_required_parameter"),
+        ({"messages": [{"role": "user"}]}, "missing_required_parameter"),
+        ({"temprature": 1}, "unknown_parameter"),
+        ({"stream": True, "stream_options": {"speed": 1}}, "unknown_parameter"),
+        ({"audio": {"voice": "x"}}, "unsupported_parameter"),
+        ({"modalities": ["audio"]}, "unsupported_value"),
+    ],
+)
+def test_the_code_is_openais_word_for_it(fields: dict[str, Any], code: str) -> None:
+    assert refused(json.dumps({"model": "m", "messages": MESSAGES} | fields).encode()).code == code
+
+
+def test_a_body_that_has_no_field_has_no_code() -> None:
+    for content in (b"[]", b"{", b"[" * 100_000):
+        assert refused(content).code is None
+
+
 @pytest.mark.parametrize("name", RULES.neutral)
 def test_unsupported_fields_are_accepted_where_they_change_nothing(name: str) -> None:
     for value in RULES.neutral[name]:
