@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backend.protocol import Sampling
+from backend.protocol import Grammar, Sampling
 from gateway import errors, sse
 from gateway.admission import Admission
 from gateway.completion_id import completion_id
@@ -235,6 +235,7 @@ OTHER_SAMPLING: dict[str, Any] = {
     "repetition_penalty": 0.5,
     "logit_bias": ((3, 1.0),),
     "min_tokens": 1,
+    "grammar": Grammar("regex", "a"),
 }
 
 
