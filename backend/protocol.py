@@ -185,11 +185,7 @@ class DraftResponse(msgspec.Struct, frozen=True):
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask the verifier to replay `draft` after `context` and to add its own next token. The draft may be empty.
-
-    Behind its own token it decodes up to `extend` more by itself: they have the bits that drafting and verifying them
-    would have given.
-    """
+    """Ask the verifier to replay `draft` after `context` and to add its own next token. The draft may be empty."""
 
     context: list[int]
     generated: int
@@ -197,13 +193,10 @@ class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: Sampling = Sampling()
     stop_ids: list[int] = []
     top_logprobs: int = 0
-    extend: int = 0
 
     def __post_init__(self) -> None:
         _check_context(self.context, self.generated)
         _check_ids(self.draft, "draft")
-        if self.extend < 0:
-            raise ValueError("extend must be 0 or more")
         _check_top(self.top_logprobs, "top_logprobs")
 
 
@@ -216,13 +209,13 @@ class VerifiedToken(msgspec.Struct, frozen=True):
 
 
 class VerifyResponse(msgspec.Struct, frozen=True):
-    """The tokens to commit: the `agreed` drafts, the verifier's own token, and `extend` more, unless the sequence ends.
+    """The tokens to commit: the `agreed` drafts and the verifier's own token, unless the sequence ends before it.
 
     `finish` is "stop" when the last token is in `stop_ids`, "length" when the context limit leaves no room for another;
-    "stop" wins. Fewer tokens than `extend` asked for are no error.
+    "stop" wins.
 
-    The last two are the backend's advice. `wants_draft`: the next window costs less drafted and verified than asked for
-    with `extend`. `wants_draft_ahead`: while that one is verified, the draft of the window after it had better run
+    The last two are the backend's advice. `wants_draft`: the next tokens cost less drafted and verified than in a
+    decode call. `wants_draft_ahead`: while that one is verified, the draft of the window after it had better run
     already, although it is for nothing where the verifier then disagrees.
     """
 
@@ -237,12 +230,14 @@ class VerifyResponse(msgspec.Struct, frozen=True):
 class DecodeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Have the verifier itself decode up to `max_tokens` after `context`, of which `generated` ids were generated.
 
-    The tokens have the bits that drafting and verifying them would have given.
+    The tokens have the bits that drafting and verifying them would have given. A call that `yields` ends early, with
+    `wants_draft`, where the rest costs less drafted and verified.
     """
 
     context: list[int]
     generated: int
     max_tokens: int
+    yields: bool = False
     sampling: Sampling = Sampling()
     stop_ids: list[int] = []
     top_logprobs: int = 0
@@ -257,8 +252,8 @@ class DecodeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DecodeEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of a decode call: tokens that stand.
 
-    The last line holds `finish`: "stop" when the last token is in `stop_ids`, else "length"; or `wants_draft`, where
-    the backend stops because the rest costs less drafted and verified; or `error` where the call broke.
+    The last line holds `finish`: "stop" when the last token is in `stop_ids`, else "length"; or `wants_draft`, which
+    follows one token at least; or `error` where the call broke.
     """
 
     fingerprint: str

@@ -63,7 +63,7 @@ class Alone:
         return torch.stack(chosen, dim=1)
 
     def _task(self, request: Request, index: int) -> VerifyTask:
-        task = VerifyTask(list(request.prompt), [], 0, request.sampling, request.stop_ids, request.top)
+        task = VerifyTask(list(request.prompt), [], request.sampling, request.stop_ids, request.top)
         each = -(-(len(request.prompt) + request.count) // BLOCK)
         blocks = list(range(RESERVED_BLOCKS + index * each, RESERVED_BLOCKS + (index + 1) * each))
         task.lease = Lease(blocks, cached=0, fixed=0, fresh=blocks, copy=None, shared=[])

@@ -52,7 +52,7 @@ def complete(
     make = make or _make
     while len(answer) < request.count:
         context = [*request.prompt, *(token.id for token in answer)]
-        call = propose(context, len(answer)) if answer else verify(request, context, 0, [], 0)
+        call = propose(context, len(answer)) if answer else verify(request, context, 0, [])
         task = make(engine, call)
         answer += task.produced
         if task.finish is not None:
@@ -60,10 +60,10 @@ def complete(
     return answer[: request.count]
 
 
-def verify(request: Request, context: list[int], generated: int, draft: list[int], extend: int) -> Call:
-    """A verification of `draft`, with up to `extend` tokens decoded behind it."""
+def verify(request: Request, context: list[int], generated: int, draft: list[int]) -> Call:
+    """A verification of `draft`."""
     sampling, stop_ids, top = request.sampling, request.stop_ids, request.top
-    return lambda: VerifyTask(context, draft, extend, sampling, stop_ids, top, generated)
+    return lambda: VerifyTask(context, draft, sampling, stop_ids, top, generated)
 
 
 def drafting(engine: Engine, request: Request, windows: Sequence[int]) -> Propose:
@@ -74,7 +74,7 @@ def drafting(engine: Engine, request: Request, windows: Sequence[int]) -> Propos
         nonlocal turn
         count = windows[min(turn, len(windows) - 1)]
         turn += 1
-        return verify(request, context, generated, draft(engine, request, context, generated, count), 0)
+        return verify(request, context, generated, draft(engine, request, context, generated, count))
 
     return propose
 

@@ -2,7 +2,7 @@
 
 Clients, each a thread, ask one thing after the other: a verified answer from a pool of requests, an unverified stream,
 or a stray call of the window protocol with a context that others share. Verified answers are drafted, drafted wrongly,
-decoded by the verifier or streamed from it, call by call as it comes. Calls are cancelled in the middle, and verified
+or decoded by the verifier, call by call as it comes. Calls are cancelled in the middle, and verified
 ones then asked again, as a gateway does. Requests share prefixes of many lengths.
 """
 
@@ -24,8 +24,8 @@ from benchmarks import drive
 from benchmarks.drive import Call, Request, bits, complete
 from benchmarks.waiting import Ending
 
-_WAYS = ("drafted", "drafted", "poisoned", "invented", "decoded", "draft and decoded", "streamed", "streamed")
-"""How a verified answer goes on: see the module's description; `streamed` is decoded token by token."""
+_WAYS = ("drafted", "drafted", "poisoned", "invented", "decoded", "decoded")
+"""How a verified answer goes on: see the module's description."""
 _LONGEST_WAIT_S = 0.2  # Before a call is cancelled.
 
 
@@ -122,7 +122,7 @@ class SoakTraffic:
         def propose(context: list[int], generated: int) -> Call:
             way = rng.choice(_WAYS)
             self._note(way)
-            if way == "streamed":
+            if way == "decoded":
                 count, yields = rng.randint(1, request.count - generated), rng.random() < 0.5
                 return lambda: DecodeTask(
                     context,
@@ -138,13 +138,12 @@ class SoakTraffic:
             draft: list[int] = []
             if way == "invented":
                 draft = [rng.randrange(self._engine.info.vocab_size) for _ in range(rng.randint(1, 40))]
-            elif way != "decoded":
+            else:
                 count = rng.choice([1, 3, 7, 15, 31, 63])
                 draft = drive.draft(self._engine, request, context, generated, count)
             if way == "poisoned":
                 draft[rng.randrange(len(draft))] = rng.randrange(self._engine.info.vocab_size)
-            extend = rng.randint(1, 40) if way in ("decoded", "draft and decoded") else 0
-            return drive.verify(request, context, generated, draft, extend)
+            return drive.verify(request, context, generated, draft)
 
         def insist(engine: Engine, call: Call) -> Task:
             while rng.random() < 0.1:
@@ -171,7 +170,7 @@ class SoakTraffic:
         else:
             self._note("stray calls")
             draft = [rng.randrange(self._engine.info.vocab_size) for _ in range(rng.randint(0, 90))]
-            task = VerifyTask(context, draft, rng.choice([0, 30]), sampling, frozenset(), top=0)
+            task = VerifyTask(context, draft, sampling, frozenset(), top=0)
         if rng.random() < 0.4:
             self._perform_in_part(task, rng)
         else:

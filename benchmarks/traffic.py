@@ -16,8 +16,8 @@ from backend.engine.engine import Engine
 from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
 from backend.protocol import Batching, Sampling
 from benchmarks.prompts import Prompts
-from gateway.domain import Counts, Job, Token
-from gateway.dvr import Command, Draft, Loop, Verdict, Verifier, Verify
+from gateway.domain import Counts, Finish, Job, Token
+from gateway.dvr import Command, Decode, Decoded, Draft, Loop, Verdict, Verifier, Verify
 
 _TOLD_S = 0.001
 """In less than this the engine tells of all that a pass has brought; no pass is as short."""
@@ -58,7 +58,7 @@ class _Call:
         self.task = task
 
     def produced(self, tokens: Sequence[Scored]) -> None:
-        self._events.put((self, len(tokens), time.perf_counter()))
+        self._events.put((self, tokens, time.perf_counter()))
 
     def ended(self) -> None:
         self._events.put((self, None, time.perf_counter()))
@@ -67,7 +67,7 @@ class _Call:
         self._events.put((self, error, time.perf_counter()))
 
 
-_Event = tuple[_Call, int | Exception | None, float]
+_Event = tuple[_Call, Sequence[Scored] | Exception | None, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,10 @@ class Traffic:
         """Ask for `count` tokens after the prompt."""
         if verified:
             loop = Loop(
-                Job(tuple(prompt), self._way.sampling, count, (), top_logprobs=0), self._way.windows, self._verifier
+                Job(tuple(prompt), self._way.sampling, count, (), top_logprobs=0),
+                self._way.windows,
+                self._verifier,
+                ("draft", "verify", "decode") if self._way.adaptive else ("draft", "verify"),
             )
             loop.start()
             completion = Completion(loop)
@@ -133,19 +136,25 @@ class Traffic:
             gone.wait()
         self.in_flight.clear()
 
-    def _hear(self, call: _Call, produced: int | None) -> tuple[int, bool]:
+    def _hear(self, call: _Call, produced: Sequence[Scored] | None) -> tuple[int, bool]:
         """How many tokens became final, and whether the completion ended."""
         completion, task = call.completion, call.task
         loop = completion.loop
         if call not in completion.calls:
             return 0, False  # Cancelled while its answer was on its way.
         if produced is not None:
-            return (produced if loop is None else 0), False
+            if isinstance(call.command, Decode):
+                assert loop is not None
+                self._decoded(completion, loop, produced)
+            return (0 if isinstance(call.command, Draft) else len(produced)), False
         completion.calls.remove(call)
         if loop is None:
             return 0, True
         tokens = 0
-        if isinstance(task, DecodeTask):
+        if isinstance(call.command, Decode):
+            assert isinstance(task, DecodeTask)
+            self._decoded(completion, loop, (), None if task.yielded else task.finish or "length")
+        elif isinstance(task, DecodeTask):
             loop.on_draft([token.id for token in task.produced])
         else:
             commit = loop.on_verdict(self._verdict(task))
@@ -153,6 +162,15 @@ class Traffic:
             completion.counts = commit.counts
         self._follow(completion, loop)
         return tokens, loop.finish is not None
+
+    def _decoded(
+        self, completion: Completion, loop: Loop, tokens: Sequence[Scored], finish: Finish | None = None
+    ) -> None:
+        stand = tuple(Token(token.id, token.logprob) for token in tokens)
+        yields = not tokens and finish is None
+        commit = loop.on_decoded(Decoded(stand, finish, yields, self._verifier.fingerprint))
+        if commit is not None:
+            completion.counts = commit.counts
 
     def _verdict(self, task: VerifyTask) -> Verdict:
         tokens = tuple(Token(token.id, token.logprob) for token in task.produced)
@@ -171,8 +189,19 @@ class Traffic:
             match command:
                 case Draft(context=context, count=count):
                     task: Task = DecodeTask(list(context), count, sampling, frozenset(), 0, is_draft=True)
-                case Verify(context=context, draft=draft, extend=extend):
-                    task = VerifyTask(list(context), list(draft), extend, sampling, frozenset(), 0)
+                case Verify(context=context, draft=draft):
+                    task = VerifyTask(list(context), list(draft), sampling, frozenset(), 0)
+                case Decode():
+                    task = DecodeTask(
+                        list(command.context),
+                        command.count,
+                        sampling,
+                        frozenset(),
+                        0,
+                        is_draft=False,
+                        batching="invariant",
+                        yields=command.yields,
+                    )
             self._submit(completion, command, task)
 
     def _submit(self, completion: Completion, command: Command | None, task: Task) -> None:

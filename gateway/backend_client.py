@@ -18,6 +18,8 @@ import aiohttp
 import msgspec
 
 from backend.protocol import (
+    DecodeEvent,
+    DecodeRequest,
     DraftRequest,
     DraftResponse,
     ErrorBody,
@@ -92,11 +94,18 @@ class BackendClient:
             raise _refusal(status, content, headers)
         return _decode(content, Health)
 
-    async def stream(self, request: StreamRequest) -> AsyncGenerator[StreamEvent]:
+    def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent]:
         """Events as they come. Closing the iterator closes the connection."""
+        return self._lines("/v1/decode", request, DecodeEvent)
+
+    def stream(self, request: StreamRequest) -> AsyncGenerator[StreamEvent]:
+        """Events as they come. Closing the iterator closes the connection."""
+        return self._lines("/v1/stream", request, StreamEvent)
+
+    async def _lines(self, path: str, body: msgspec.Struct, event: type[Answer]) -> AsyncGenerator[Answer]:
         # The deadline is set read by read: a timeout that spanned a yield would strike in the consumer's code.
         deadline = self._deadline()
-        response = await self._send("POST", "/v1/stream", request, deadline)
+        response = await self._send("POST", path, body, deadline)
         try:
             if response.status != 200:
                 raise _refusal(response.status, await self._read(response, deadline), response.headers)
@@ -109,7 +118,7 @@ class BackendClient:
                     break
                 *lines, line = (line + chunk).split(b"\n")
                 for complete in lines:
-                    yield _decode(complete, StreamEvent)
+                    yield _decode(complete, event)
             if line:
                 raise BackendFailed("the backend's stream broke off in the middle of a line")
         finally:

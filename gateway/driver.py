@@ -3,24 +3,27 @@
 Owns the calls in flight, and the translation between the wire and the domain. Decides nothing: which calls there should
 be, and what an answer may change, is the state machine's business (dvr.py). Retries and deadlines are the client's.
 
-A completion has at most two calls in flight, a verification and a draft ahead of it. They run on while the consumer
-handles what was committed. Cancelling the consumer, closing the iterator, or an error of one call cancels all of them;
-none outlives the iterator.
+A completion has at most two calls in flight, a verification and a draft ahead of it, or one decode call. The first two
+run on while the consumer handles what was committed. Cancelling the consumer, closing the iterator, or an error of one
+call cancels all of them; none outlives the iterator.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from backend.protocol import (
     Batching,
+    DecodeEvent,
+    DecodeRequest,
     DraftRequest,
     DraftResponse,
     ErrorDetail,
+    Role,
     ScoredToken,
     StreamEvent,
     StreamRequest,
@@ -30,7 +33,7 @@ from backend.protocol import (
     VerifyResponse,
 )
 from gateway.domain import Commit, Counts, Finish, Finished, Job, Scored, Token
-from gateway.dvr import Command, Draft, Loop, Verdict, Verifier, Verify
+from gateway.dvr import Command, Decode, Decoded, Draft, Loop, Verdict, Verifier, Verify
 from gateway.errors import (
     BackendError,
     BackendFailed,
@@ -52,18 +55,26 @@ class WindowBackend(Protocol):
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse: ...
 
+    def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent]: ...
+
     def stream(self, request: StreamRequest) -> AsyncGenerator[StreamEvent]: ...
 
 
 async def run_verified(
-    backend: WindowBackend, job: Job, windows: Sequence[int], verifier: Verifier, *, drafts: bool = True
+    backend: WindowBackend, job: Job, windows: Sequence[int], verifier: Verifier, roles: Collection[Role]
 ) -> AsyncGenerator[Progress]:
-    """The verifier's own sequence, window by window. Without `drafts` the backend is never asked for one."""
-    loop = Loop(job, windows, verifier, drafts=drafts)
+    """The verifier's own sequence. The backend is asked for nothing but what is in its `roles`."""
+    loop = Loop(job, windows, verifier, roles)
     calls = _Calls(backend, job)
     loop.start()
     try:
         while loop.finish is None:
+            match loop.pending:
+                case (Decode() as command,):
+                    async with aclosing(_decode(backend, job, loop, command)) as commits:
+                        async for commit in commits:
+                            yield commit
+                    continue
             await calls.follow(loop.pending)
             match await calls.next():
                 case Verdict() as verdict:
@@ -164,6 +175,34 @@ class _Calls:
                     return DrafterLost()
             case Verify():
                 return await _verify(self._backend, self._job, command)
+            case Decode():
+                raise AssertionError("a decode call has no single answer")
+
+
+async def _decode(backend: WindowBackend, job: Job, loop: Loop, command: Decode) -> AsyncGenerator[Commit]:
+    """Perform a decode call, which nothing else runs beside, to its end."""
+    request = DecodeRequest(
+        context=list(command.context),
+        generated=command.generated,
+        max_tokens=command.count,
+        yields=command.yields,
+        sampling=job.sampling,
+        stop_ids=list(job.stop_ids),
+        top_logprobs=job.top_logprobs,
+    )
+    async with aclosing(backend.decode(request)) as events:
+        async for event in events:
+            if event.error is not None:
+                raise _broken_off(event.error)
+            if loop.pending != (command,):
+                raise ProtocolViolation("the backend decoded on after the end")
+            commit = loop.on_decoded(
+                Decoded(tuple(map(_token, event.tokens)), event.finish, event.wants_draft, event.fingerprint)
+            )
+            if commit is not None:
+                yield commit
+    if loop.pending == (command,):
+        raise BackendFailed("the backend's decoding ended before it was finished")
 
 
 async def _draft(backend: WindowBackend, job: Job, command: Draft) -> Proposal:
@@ -185,7 +224,6 @@ async def _verify(backend: WindowBackend, job: Job, command: Verify) -> Verdict:
             context=list(command.context),
             generated=command.generated,
             draft=list(command.draft),
-            extend=command.extend,
             sampling=job.sampling,
             stop_ids=list(job.stop_ids),
             top_logprobs=job.top_logprobs,

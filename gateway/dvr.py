@@ -3,11 +3,15 @@
 Theory of operation. The loop says which calls should be in flight (`pending`, at most one draft and one verification)
 and is told what comes back. After each event its owner starts what is new in `pending` and cancels what has left it:
 
-    start() ───────────────▶ Verify(prompt, ())            the first token comes from the verifier alone
+    start() ───────────────▶ Decode(prompt)                the verifier decodes by itself, where it can
+                             Verify(prompt, ())            else the first token comes from the verifier alone
+    on_decoded(decoded) ───▶ returns a Commit where tokens came; on the call's last event `finish` is set, or it says
+                             that drafts cost less now, and a Draft is pending
     on_verdict(verdict) ───▶ returns a Commit; then `finish` is set, or one of these is pending
                                Draft(context, count)       propose the next window
-                               Verify(context, (), extend) the verifier decodes the next window itself: it says that
-                                                           this is cheaper now, there is no drafter, or no draft fits
+                               Decode(context)             the verifier says that this is cheaper now
+                               Verify(context, ())         a token at a time, where it does not decode: there is no
+                                                           drafter, or no draft fits
     on_draft(ids) ─────────▶ Verify(context, draft)        and beside it, where the verifier's advice was so,
                                Draft(context + draft, ...) drafts ahead: the window after the one being verified
     on_drafter_lost() ─────▶ no draft is asked for any more; the verifier decodes by itself
@@ -18,13 +22,13 @@ at once, or awaited if still in flight. Where the verifier refused a token or we
 leaves `pending` at once if in flight. So there is at most one draft ahead, and none behind it. While windows still grow
 nothing is drafted ahead: those windows are there to show text early, and are over soon.
 
-Only `on_verdict` adds to the committed tokens, and it adds only what the verifier returned; a draft goes nowhere but
-into a verify command or the context of a draft, after it has been cut to what can be of use (`_usable`). So no draft,
-whatever it holds, changes what is committed. Nor does it matter which of the two ways a window goes: by the protocol
-both give the same bits. Each verdict adds at least one token and none beyond `max_tokens`, so the loop ends. A verifier
-that decodes fewer tokens by itself than it was asked for only makes for more windows.
+Only `on_verdict` and `on_decoded` add to the committed tokens, and they add only what the verifier returned; a draft
+goes nowhere but into a verify command or the context of a draft, after it has been cut to what can be of use
+(`_usable`). So no draft, whatever it holds, changes what is committed. Nor does it matter which of the two ways a token
+comes: by the protocol both give the same bits. Each verdict adds at least one token, so does each decode call, and none
+goes beyond `max_tokens`: so the loop ends.
 
-A verdict that breaks the window protocol raises `ProtocolViolation` and leaves the loop as it was: the same command may
+An answer that breaks the window protocol raises `ProtocolViolation` and leaves the loop as it was: the same command may
 be performed again elsewhere. Calls out of turn are our own bugs and fail an assertion.
 
 Owns: the committed tokens, the window schedule's position, the counts. Does not know: tokens' text, stop strings (the
@@ -33,10 +37,11 @@ consumer just stops asking), where drafts come from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from backend.protocol import Role
 from gateway.domain import Commit, Counts, Finish, Job, Token
 from gateway.errors import ProtocolViolation
 
@@ -52,12 +57,21 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Replay `draft` after `context` and add the verifier's own next token, then up to `extend` more."""
+    """Replay `draft` after `context` and add the verifier's own next token."""
 
     context: tuple[int, ...]
     generated: int
     draft: tuple[int, ...]
-    extend: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Decode up to `count` tokens after `context` in the verifier itself; where it `yields`, until drafts cost less."""
+
+    context: tuple[int, ...]
+    generated: int
+    count: int
+    yields: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +86,17 @@ class Verdict:
     wants_draft_ahead: bool = False
 
 
-Command: TypeAlias = Draft | Verify
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An event of a decode call, not yet believed. On the last one either `finish` or `wants_draft` is set."""
+
+    tokens: tuple[Token, ...]
+    finish: Finish | None
+    wants_draft: bool
+    fingerprint: str
+
+
+Command: TypeAlias = Draft | Verify | Decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +108,21 @@ class Verifier:
 
 
 class Loop:
-    """One verified completion. Without `drafts` there is no drafter, and the verifier decodes every window itself.
+    """One verified completion, with what `roles` are played. `finish` is None until the completion is complete."""
 
-    `finish` is None until the completion is complete.
-    """
-
-    def __init__(self, job: Job, windows: Sequence[int], verifier: Verifier, *, drafts: bool = True) -> None:
+    def __init__(self, job: Job, windows: Sequence[int], verifier: Verifier, roles: Collection[Role]) -> None:
         assert windows
         self._job = job
         self._windows = tuple(windows)
         self._verifier = verifier
-        self._drafts = drafts
+        self._drafts = "draft" in roles
+        self._decodes = "decode" in roles
         self._drafts_ahead = False
         self._committed: list[int] = []
         self._counts = Counts()
         self._verifying: Verify | None = None
         self._drafting: Draft | None = None
+        self._decoding: Decode | None = None
         self._held: tuple[int, ...] | None = None
         """A draft ahead that came back before its verdict."""
         self._guessed: int | None = None
@@ -114,15 +137,16 @@ class Loop:
 
     @property
     def pending(self) -> tuple[Command, ...]:
-        """The calls that should be in flight now: a verification, a draft, or both. None before the start and behind
-        the finish. A command stays the same object for as long as it is pending."""
-        return tuple(command for command in (self._verifying, self._drafting) if command is not None)
+        """The calls that should be in flight now: a verification, a draft, or both; or a decode call. None before the
+        start and behind the finish. A command stays the same object for as long as it is pending."""
+        calls = (self._verifying, self._drafting, self._decoding)
+        return tuple(command for command in calls if command is not None)
 
     def start(self) -> None:
         """Ask for the first token."""
         assert not self.pending
         assert not self._counts.windows
-        self._verify(())
+        self._go_alone()
 
     def on_draft(self, ids: Sequence[int]) -> None:
         """The pending draft came back as `ids`."""
@@ -162,6 +186,21 @@ class Loop:
         self._go_on(verdict, all_stands=rejected == 0)
         return Commit(verdict.tokens, self._counts)
 
+    def on_decoded(self, decoded: Decoded) -> Commit | None:
+        """The pending decode call brought something: returns what now stands, None where that is nothing new."""
+        assert self._decoding is not None
+        self._check_decoded(self._decoding, decoded)
+        if decoded.tokens:
+            begun = len(self._committed) == self._decoding.generated
+            self._committed += [token.id for token in decoded.tokens]
+            self._counts += Counts(windows=int(begun))
+        if decoded.finish is not None or decoded.wants_draft:
+            self._decoding = None
+            self.finish = decoded.finish
+            if self.finish is None:
+                self._next_window(wants_draft=True)
+        return Commit(decoded.tokens, self._counts) if decoded.tokens else None
+
     def _go_on(self, verdict: Verdict, *, all_stands: bool) -> None:
         held, self._held = self._held, None
         if self.finish is None and all_stands and held is not None:
@@ -188,12 +227,20 @@ class Loop:
     def _next_window(self, *, wants_draft: bool) -> None:
         count = self._window()
         if count == 0 or not (self._drafts and wants_draft):
-            self._verify((), extend=count)
+            self._go_alone()
         else:
             self._drafting = Draft(self._context(), len(self._committed), count)
 
-    def _verify(self, draft: tuple[int, ...], extend: int = 0) -> None:
-        self._verifying = Verify(self._context(), len(self._committed), draft, extend)
+    def _go_alone(self) -> None:
+        """Ask the verifier without a draft."""
+        if self._decodes:
+            generated = len(self._committed)
+            self._decoding = Decode(self._context(), generated, self._job.max_tokens - generated, self._drafts)
+        else:
+            self._verify(())
+
+    def _verify(self, draft: tuple[int, ...]) -> None:
+        self._verifying = Verify(self._context(), len(self._committed), draft)
         if not draft:
             return
         self._counts += Counts(drafted=len(draft))
@@ -235,24 +282,39 @@ class Loop:
 
     def _check(self, asked: Verify, verdict: Verdict) -> None:
         draft = asked.draft
-        if verdict.fingerprint != self._verifier.fingerprint:
-            raise ProtocolViolation(
-                f"the verifier's fingerprint is {verdict.fingerprint!r}, expected {self._verifier.fingerprint!r}"
-            )
-        ids = tuple(token.id for token in verdict.tokens)
+        ids = self._checked_ids(verdict.tokens, verdict.fingerprint)
         if not ids:
             raise ProtocolViolation("the verifier returned no token")
         if not 0 <= verdict.agreed <= len(draft):
             raise ProtocolViolation(f"the verifier agreed to {verdict.agreed} of {len(draft)} drafted tokens")
         if ids[: verdict.agreed] != draft[: verdict.agreed]:
             raise ProtocolViolation("the verifier returned other tokens than the drafts it agreed to")
-        if not all(0 <= id_ < self._verifier.vocab_size for id_ in ids):
-            raise ProtocolViolation("the verifier returned a token id outside the vocabulary")
         ended_in_draft = verdict.finish is not None and len(ids) == verdict.agreed
-        own = len(ids) - verdict.agreed
-        if not 1 <= own <= 1 + asked.extend and not ended_in_draft:
+        if len(ids) != verdict.agreed + 1 and not ended_in_draft:
             raise ProtocolViolation(f"the verifier returned {len(ids)} tokens after agreeing to {verdict.agreed}")
-        if any(id_ in self._job.stop_ids for id_ in ids[:-1]):
-            raise ProtocolViolation("the verifier went on after the end of the sequence")
         if (ids[-1] in self._job.stop_ids) != (verdict.finish == "stop"):
             raise ProtocolViolation(f"the verifier's finish is {verdict.finish!r} after token {ids[-1]}")
+
+    def _check_decoded(self, asked: Decode, decoded: Decoded) -> None:
+        ids = self._checked_ids(decoded.tokens, decoded.fingerprint)
+        sequence = (*self._committed[asked.generated :], *ids)
+        ended = bool(sequence) and sequence[-1] in self._job.stop_ids
+        if len(sequence) > asked.count or (ids and any(id_ in self._job.stop_ids for id_ in sequence[:-1])):
+            raise ProtocolViolation("the verifier went on after the end of the sequence")
+        if decoded.finish is not None and (not sequence or ended != (decoded.finish == "stop")):
+            raise ProtocolViolation(f"the verifier's finish is {decoded.finish!r} after {len(sequence)} tokens")
+        if decoded.wants_draft and (decoded.finish is not None or ended or not sequence or not asked.yields):
+            raise ProtocolViolation("the verifier wants a draft where none can be")
+
+    def _checked_ids(self, tokens: tuple[Token, ...], fingerprint: str) -> tuple[int, ...]:
+        """What every answer of a verifier has to be."""
+        if fingerprint != self._verifier.fingerprint:
+            raise ProtocolViolation(
+                f"the verifier's fingerprint is {fingerprint!r}, expected {self._verifier.fingerprint!r}"
+            )
+        ids = tuple(token.id for token in tokens)
+        if not all(0 <= id_ < self._verifier.vocab_size for id_ in ids):
+            raise ProtocolViolation("the verifier returned a token id outside the vocabulary")
+        if any(id_ in self._job.stop_ids for id_ in ids[:-1]):
+            raise ProtocolViolation("the verifier went on after the end of the sequence")
+        return ids

@@ -23,9 +23,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Literal, TypeAlias, TypeVar
 
+import msgspec
+
 from backend.protocol import (
+    DecodeEvent,
+    DecodeRequest,
     DraftRequest,
     DraftResponse,
+    Finish,
     Info,
     Role,
     StreamEvent,
@@ -33,8 +38,10 @@ from backend.protocol import (
     VerifyRequest,
     VerifyResponse,
 )
+from gateway.backend_client import BackendClient
 from gateway.errors import (
     BackendError,
+    BackendFailed,
     BackendRefused,
     BackendUnavailable,
     BackendUnreachable,
@@ -46,7 +53,7 @@ from gateway.replica import Replica
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 
-Work: TypeAlias = Literal["draft", "verify", "stream"]
+Work: TypeAlias = Literal["draft", "verify", "decode", "stream"]
 """A kind of call."""
 
 RETRY_DELAYS_S = (0.1, 0.4)
@@ -74,14 +81,15 @@ class ReplicaGroup:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """What somebody can do for the model itself: generate without a guarantee ("draft"), or verify."""
-        roles: tuple[tuple[Role, Work], ...] = (("draft", "stream"), ("verify", "verify"))
+        """What somebody can do for the model itself: generate without a guarantee ("draft"), verify, decode."""
+        roles: tuple[tuple[Role, Work], ...] = (("draft", "stream"), ("verify", "verify"), ("decode", "decode"))
         return tuple(role for role, work in roles if any(self.suits(replica, work) for replica in self.replicas))
 
     @property
-    def drafts(self) -> bool:
-        """Whether somebody drafts, be it with another model."""
-        return any(self.suits(replica, "draft") for replica in self.replicas)
+    def verifying(self) -> tuple[Role, ...]:
+        """What somebody can do for a verified completion; drafts may be another model's."""
+        roles: tuple[Role, ...] = ("draft", "verify", "decode")
+        return tuple(role for role in roles if any(self.suits(replica, role) for replica in self.replicas))
 
     @property
     def trouble(self) -> str | None:
@@ -136,38 +144,81 @@ class Session:
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         async def perform(replica: Replica) -> VerifyResponse:
             answer = await replica.call(lambda client: client.verify(request))
-            if answer.fingerprint != self._group.fingerprint:
-                replica.leave(answer.fingerprint)
-                raise ProtocolViolation(
-                    f"the verifier's fingerprint is {answer.fingerprint!r}, expected {self._group.fingerprint!r}"
-                )
+            self._check(replica, answer.fingerprint)
             return answer
 
         return await self._somewhere("verify", perform)
 
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent]:
+        """Where it breaks off it goes on elsewhere: the tokens that stand are part of the next call's context."""
+        broken: list[Replica] = []
+        while True:
+            replica, event, rest = await self._open("decode", _decoding(request), broken)
+            for other in broken:
+                other.blame()
+            came: list[int] = []
+            ended = False
+            try:
+                async with aclosing(rest):
+                    while event is not None:
+                        self._check(replica, event.fingerprint)
+                        if event.error is not None and event.error.type != "invalid_request":
+                            raise BackendFailed(f"the backend broke off: {event.error.message}")
+                        yield event
+                        ended = event.finish is not None or event.wants_draft or event.error is not None
+                        came += [token.id for token in event.tokens]
+                        event = await anext(rest, None)
+                if not ended:
+                    raise BackendFailed("the backend's decoding ended before it was finished")
+                return
+            except BackendError:
+                if ended:
+                    return
+                if (finish := _finish(request, came)) is not None:
+                    yield DecodeEvent(self._group.fingerprint, finish=finish)
+                    return
+                broken.append(replica)
+                if len(broken) == MOST_BROKEN or self._next("decode", broken) is None:
+                    raise
+                request = _behind(request, came)
+
     async def stream(self, request: StreamRequest) -> AsyncGenerator[StreamEvent]:
         """Until the first event comes another replica may be asked; from then on the stream is this one's."""
+        _, event, rest = await self._open("stream", lambda client: client.stream(request), ())
+        async with aclosing(rest):
+            while event is not None:
+                yield event
+                event = await anext(rest, None)
 
-        async def perform(replica: Replica) -> tuple[StreamEvent | None, AsyncGenerator[StreamEvent]]:
-            events = replica.iterate(lambda client: client.stream(request))
+    async def _open(
+        self, work: Work, call: Callable[[BackendClient], AsyncGenerator[T]], but: Sequence[Replica]
+    ) -> tuple[Replica, T | None, AsyncGenerator[T]]:
+        """Begin a call that is answered piece by piece: on whom, the first piece, the others."""
+
+        async def perform(replica: Replica) -> tuple[Replica, T | None, AsyncGenerator[T]]:
+            events = replica.iterate(call)
             try:
-                return await anext(events, None), events
+                return replica, await anext(events, None), events
             except BaseException:
                 await events.aclose()
                 raise
 
-        first, rest = await self._somewhere("stream", perform)
-        async with aclosing(rest):
-            if first is not None:
-                yield first
-            async for event in rest:
-                yield event
+        return await self._somewhere(work, perform, but)
 
-    async def _somewhere(self, work: Work, perform: Callable[[Replica], Awaitable[T]]) -> T:
+    def _check(self, replica: Replica, fingerprint: str) -> None:
+        if fingerprint != self._group.fingerprint:
+            replica.leave(fingerprint)
+            raise ProtocolViolation(
+                f"the verifier's fingerprint is {fingerprint!r}, expected {self._group.fingerprint!r}"
+            )
+
+    async def _somewhere(
+        self, work: Work, perform: Callable[[Replica], Awaitable[T]], but: Sequence[Replica] = ()
+    ) -> T:
         """Perform on one replica after the other until it goes well, or raise what happened last."""
         for delay_s in (*RETRY_DELAYS_S, None):
             failures: list[tuple[Replica, BackendError | RoleRefused]] = []
-            while (replica := self._next(work, [replica for replica, _ in failures])) is not None:
+            while (replica := self._next(work, [*but, *(replica for replica, _ in failures)])) is not None:
                 try:
                     answer = await perform(replica)
                 except (BackendError, RoleRefused) as error:
@@ -195,6 +246,27 @@ class Session:
             if at is not None and at.well and self._group.suits(at, work) and at not in but:
                 return at
         return self._group.choose(work, but)
+
+
+def _decoding(request: DecodeRequest) -> Callable[[BackendClient], AsyncGenerator[DecodeEvent]]:
+    return lambda client: client.decode(request)
+
+
+def _behind(request: DecodeRequest, came: Sequence[int]) -> DecodeRequest:
+    """What is left of a request behind the tokens that came."""
+    return msgspec.structs.replace(
+        request,
+        context=[*request.context, *came],
+        generated=request.generated + len(came),
+        max_tokens=request.max_tokens - len(came),
+    )
+
+
+def _finish(request: DecodeRequest, came: Sequence[int]) -> Finish | None:
+    """How a request has ended of which all tokens came but not the last word."""
+    if came and came[-1] in request.stop_ids:
+        return "stop"
+    return "length" if len(came) == request.max_tokens else None
 
 
 def _is_final(error: BackendError | RoleRefused) -> bool:

@@ -68,8 +68,8 @@ class Backends(Protocol):
         ...
 
     @property
-    def drafts(self) -> bool:
-        """Whether somebody drafts for those who verify."""
+    def verifying(self) -> Collection[Role]:
+        """What they can do at the moment for verified completions."""
         ...
 
     def session(self) -> WindowBackend:
@@ -166,6 +166,6 @@ class Service:
 
     def _progress(self, completion: Completion, job: Job) -> AsyncGenerator[Progress]:
         if completion.mode is Mode.VERIFIED:
-            session, drafts = self._backends.session(), self._backends.drafts
-            return run_verified(session, job, completion.windows, self._verifier, drafts=drafts)
+            session, roles = self._backends.session(), self._backends.verifying
+            return run_verified(session, job, completion.windows, self._verifier, roles)
         return run_fast(self._backends.session(), job, self._verifier.vocab_size, BATCHING[completion.mode])

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from backend.engine.prefix_cache import PrefixCache
-from backend.engine.tasks import DecodeTask, Task, VerifyTask
+from backend.engine.tasks import DecodeTask, Task
 
 _PATIENCE = 64
 
@@ -162,10 +162,7 @@ class Admission:
 
     def _acquire(self, task: Task) -> bool:
         tokens = task.tokens
-        if isinstance(task, VerifyTask) and task.extend:
-            # A refused draft is overwritten by what the task decodes instead: it must not lie in a block of others.
-            tokens = task.context
-        elif isinstance(task, DecodeTask) and task.batching == "none":
+        if isinstance(task, DecodeTask) and task.batching == "none":
             tokens = []
         task.lease = self._cache.acquire(tokens, self._capacity(task), prefer_fixed=task.in_fixed_lane)
         if task.lease is not None:

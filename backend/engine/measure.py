@@ -45,7 +45,7 @@ def _decode(length: int) -> Task:
 
 
 def _verify(length: int) -> Task:
-    return _leased(VerifyTask([0] * length, [], 0, Sampling(temperature=0.0), frozenset(), top=0))
+    return _leased(VerifyTask([0] * length, [], Sampling(temperature=0.0), frozenset(), top=0))
 
 
 def _leased(task: Task) -> Task:

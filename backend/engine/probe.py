@@ -155,7 +155,7 @@ def _trace(
 
 def _task(ids: list[int], index: int) -> VerifyTask:
     first = RESERVED_BLOCKS + index * _BLOCKS_EACH
-    task = VerifyTask(ids, [], 0, Sampling(temperature=0.0), frozenset(), top=0)
+    task = VerifyTask(ids, [], Sampling(temperature=0.0), frozenset(), top=0)
     # The blocks need no clearing: they are new.
     task.lease = Lease(list(range(first, first + _BLOCKS_EACH)), cached=0, fixed=0, fresh=[], copy=None, shared=[])
     return task

@@ -214,7 +214,7 @@ class Scheduler:
         else:
             task.tokens[position:] = [token.id]
             task.computed = position
-            task.done = len(task.produced) > task.agreed + task.extend
+            task.done = True
         if token.id in task.stop_ids:
             task.finish = "stop"
         elif position + 1 >= self._limits.max_context:

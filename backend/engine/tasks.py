@@ -100,7 +100,7 @@ class DecodeTask:
 
 @dataclass(slots=True, eq=False)
 class VerifyTask:
-    """Replay a draft in the fixed lane: commit what agrees, the verifier's own token, and `extend` more behind it.
+    """Replay a draft in the fixed lane: commit what agrees, and the verifier's own token.
 
     `tokens` are the context, what is committed, and the drafts not judged yet. The last `generated` tokens of the
     context were generated.
@@ -108,7 +108,6 @@ class VerifyTask:
 
     context: list[int]
     draft: list[int]
-    extend: int
     sampling: Sampling
     stop_ids: frozenset[int]
     top: int
@@ -131,7 +130,7 @@ class VerifyTask:
     @property
     def capacity(self) -> int:
         """Tokens whose KV this task may come to hold. The last token chosen never enters the KV."""
-        return len(self.context) + len(self.draft) + self.extend
+        return len(self.context) + len(self.draft)
 
     @property
     def valid(self) -> int:

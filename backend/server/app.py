@@ -133,12 +133,10 @@ def create_app(backend: Backend) -> FastAPI:
         check_call(engine.info, call)
         check_ids(engine.info, call.draft, "draft")
         check_room(engine.info, len(call.context) + len(call.draft), "draft")
-        room = engine.info.max_context - len(call.context) - len(call.draft) - 1
         constraint = await backend.grammars.constrain(call.sampling.grammar, frozenset(call.stop_ids))
         task = VerifyTask(
             context=call.context,
             draft=call.draft,
-            extend=min(call.extend, room),
             sampling=call.sampling,
             stop_ids=frozenset(call.stop_ids),
             top=call.top_logprobs,
@@ -172,7 +170,7 @@ def create_app(backend: Backend) -> FastAPI:
             is_draft=False,
             generated=call.generated,
             batching="invariant",
-            yields=True,
+            yields=call.yields,
             constraint=constraint,
         )
         return await streamed(request, engine, task, DecodeLines(engine.info.fingerprint))

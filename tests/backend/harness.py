@@ -121,17 +121,18 @@ class Calls:
         return [(token.id, token.logprob) for token in done[:count]]
 
     def decode(
-        self, prompt: list[int], count: int, sampling: Sampling, extends: Sequence[int] = (7,)
+        self, prompt: list[int], count: int, sampling: Sampling, lengths: Sequence[int] = (7,)
     ) -> list[tuple[int, float]]:
-        """The same, decoded in the fixed lane directly, in calls of the given lengths in turn; drafts are wrong."""
+        """The same, decoded in the fixed lane directly, in calls of the given lengths in turn; wrong drafts between."""
         done: list[Scored] = []
         turn = 0
         while len(done) < count:
             context = prompt + [token.id for token in done]
-            extend = extends[turn % len(extends)]
-            task = verify_task(context, [0] * (turn % 3), sampling, extend=extend, generated=len(done))
+            if turn % 3 == 2:
+                task: Task = verify_task(context, [0] * 2, sampling, generated=len(done))
+            else:
+                task = decode_task(context, lengths[turn % len(lengths)], sampling, generated=len(done))
             self.run(task)
-            assert len(task.produced) == task.agreed + 1 + task.extend
             done += task.produced
             turn += 1
         return [(token.id, token.logprob) for token in done[:count]]
@@ -149,10 +150,15 @@ def verify_task(
     sampling: Sampling,
     top: int = 0,
     stop: frozenset[int] = frozenset(),
-    extend: int = 0,
     generated: int = 0,
 ) -> VerifyTask:
-    return VerifyTask(context, draft, extend, sampling, stop, top, generated)
+    return VerifyTask(context, draft, sampling, stop, top, generated)
+
+
+def decode_task(
+    context: list[int], count: int, sampling: Sampling, stop: frozenset[int] = frozenset(), generated: int = 0
+) -> DecodeTask:
+    return DecodeTask(context, count, sampling, stop, 0, is_draft=False, generated=generated, batching="invariant")
 
 
 @contextmanager

@@ -21,7 +21,16 @@ from backend.kernels.adjust import Past, adjust
 from backend.kernels.ops import CPU_FIXED
 from backend.kernels.sampling import Draw, choose
 from backend.protocol import Grammar, Sampling
-from tests.backend.harness import TINY, Calls, Waiter, draft_task, running_engine, tiny_checkpoint, verify_task
+from tests.backend.harness import (
+    TINY,
+    Calls,
+    Waiter,
+    decode_task,
+    draft_task,
+    running_engine,
+    tiny_checkpoint,
+    verify_task,
+)
 
 VOCAB = TINY.vocab_size
 CHECKPOINT = tiny_checkpoint()
@@ -201,7 +210,7 @@ def calls(request: pytest.FixtureRequest) -> Iterator[Calls]:
 
 
 @pytest.mark.parametrize("sampling", ADJUSTED, ids=range(len(ADJUSTED)))
-def test_windows_and_extend_give_what_counting_by_hand_gives(calls: Calls, sampling: Sampling) -> None:
+def test_windows_and_decoding_give_what_counting_by_hand_gives(calls: Calls, sampling: Sampling) -> None:
     for prompt in (PROMPT, LONG):
         expected = plain(calls, prompt, 50, sampling)
         ids = [id_ for id_, _ in expected]
@@ -210,8 +219,8 @@ def test_windows_and_extend_give_what_counting_by_hand_gives(calls: Calls, sampl
         assert ids != [id_ for id_, _ in plain(calls, prompt, 50, bare)], "nothing was adjusted: this proves nothing"
         for windows in [(1,), (4,), (16,), (3, 11, 1, 40)]:
             assert calls.complete(prompt, 50, sampling, windows) == expected
-        for extends in [(0,), (7,), (1, 30)]:
-            assert calls.decode(prompt, 50, sampling, extends) == expected
+        for lengths in [(1,), (7,), (1, 30)]:
+            assert calls.decode(prompt, 50, sampling, lengths) == expected
 
 
 @pytest.mark.parametrize("sampling", ADJUSTED, ids=range(len(ADJUSTED)))
@@ -297,7 +306,7 @@ def test_stop_ids_wait_for_the_minimum(calls: Calls, temperature: float) -> None
         sampling = Sampling(temperature=temperature, seed=1, min_tokens=minimum)
         expected = reference(calls, PROMPT, 40, sampling, stop)
         assert not stop & set(expected[:minimum]) and len(expected) > minimum
-        whole = verify_task(PROMPT, ids[:9], sampling, stop=stop, extend=40)
+        whole = decode_task(PROMPT, 40, sampling, stop)
         calls.run(whole)
         stream = DecodeTask(PROMPT, 40, sampling, stop, top=0, is_draft=False)
         calls.run(stream)
@@ -316,7 +325,7 @@ def test_preempted_streams_count_what_they_said_before() -> None:
     sampling = Sampling(temperature=0.7, seed=3, frequency_penalty=1.5, presence_penalty=2.0, repetition_penalty=1.2)
     prompts = [[i, i, i] for i in range(20)]
     with running_engine(CHECKPOINT, fast=CPU_FIXED) as calls:
-        expected = [[token for token, _ in calls.decode(prompt, 150, sampling, (149,))] for prompt in prompts]
+        expected = [[token for token, _ in calls.decode(prompt, 150, sampling, (150,))] for prompt in prompts]
         verified = plain(calls, PROMPT, 30, ADJUSTED[2])
     with running_engine(CHECKPOINT, fast=CPU_FIXED, kv_bytes=14 * BLOCK_BYTES) as calls:
         admission = calls.engine._scheduler.admission

@@ -24,8 +24,8 @@ def draft(context: list[int], count: int) -> DecodeTask:
     return DecodeTask(context, count, GREEDY, frozenset(), top=0, is_draft=True)
 
 
-def call(context: list[int], extend: int = 0) -> VerifyTask:
-    return VerifyTask(context, [], extend, GREEDY, frozenset(), top=0)
+def call(context: list[int], drafted: int = 0) -> VerifyTask:
+    return VerifyTask(context, [0] * drafted, GREEDY, frozenset(), top=0)
 
 
 def admission(blocks: int, places: int = 8, waiting: int = 64) -> tuple[Admission, PrefixCache]:
@@ -52,13 +52,13 @@ def test_calls_take_memory_from_the_youngest_streams() -> None:
         admit.submit(each)
     assert admit.admit().admitted == streams
     assert admit.admit().preempted == []
-    wanting = call([1] * 20, extend=5)
+    wanting = call([1] * 20, drafted=5)
     admit.submit(wanting)
     assert admit.admit().admitted == [], "streams are left alone until they have produced a block"
     for each in streams:
         each.tokens += [0] * SIZE
     admit.end(wanting)
-    wanting = call([1] * 20, extend=5)
+    wanting = call([1] * 20, drafted=5)
     admit.submit(wanting)
     changes = admit.admit()
     assert changes.admitted == [wanting]

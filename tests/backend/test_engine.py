@@ -24,7 +24,16 @@ from backend.engine.tasks import DecodeTask, Scored, Task
 from backend.kernels.ops import CPU_FAST, CPU_FIXED
 from backend.protocol import Batching, Sampling
 from backend.settings import Dtype
-from tests.backend.harness import TINY, Calls, Waiter, draft_task, running_engine, tiny_checkpoint, verify_task
+from tests.backend.harness import (
+    TINY,
+    Calls,
+    Waiter,
+    decode_task,
+    draft_task,
+    running_engine,
+    tiny_checkpoint,
+    verify_task,
+)
 
 CHECKPOINT = tiny_checkpoint()
 BLOCK_BYTES = block_bytes(TINY, torch.bfloat16)
@@ -127,7 +136,7 @@ def test_company_cancellations_and_evictions_change_nothing(calls: Calls) -> Non
             sampling = samplings[local.randrange(4)]
             if local.random() < 0.5:
                 draft = [local.randrange(TINY.vocab_size) for _ in range(local.randint(0, 90))]
-                task = verify_task(context, draft, sampling, extend=local.choice([0, 30]))
+                task = local.choice([verify_task(context, draft, sampling), decode_task(context, 30, sampling)])
             else:
                 count, is_draft = local.randint(1, 100), local.random() < 0.5
                 task = DecodeTask(context, count, sampling, frozenset(), top=0, is_draft=is_draft)
@@ -202,20 +211,6 @@ def test_what_a_block_held_before_does_not_matter(dtype: Dtype) -> None:
         assert len(growing.produced) == len(longer.produced) == 300
 
 
-def test_a_refused_draft_before_an_extension_leaves_no_trace(dtype: Dtype) -> None:
-    """What the verifier decodes instead of a draft is not written where others keep that draft."""
-    prompt, wrong = LONG[:60], [9, 8, 7, 6]
-    with running_engine(CHECKPOINT, dtype) as calls:
-        expected = calls.verify([*prompt, *wrong, 11, 12, 13], [], SEEDED)
-        decoded = calls.decode(prompt, 21, SEEDED, (20,))
-    with running_engine(CHECKPOINT, dtype) as calls:
-        calls.draft([*prompt, *wrong, 1], 1, SEEDED)  # Now a full block holds the wrong draft.
-        extended = verify_task(prompt, wrong, SEEDED, extend=20)
-        calls.run(extended)
-        assert extended.agreed == 0 and [(t.id, t.logprob) for t in extended.produced] == decoded
-        assert calls.verify([*prompt, *wrong, 11, 12, 13], [], SEEDED).produced == expected.produced
-
-
 @contextmanager
 def watched(calls: Calls) -> Iterator[list[Pass]]:
     """The passes the engine runs from here on. The first one waits until the context is left: all is submitted then."""
@@ -242,7 +237,7 @@ def submitted(calls: Calls, *tasks: Task) -> list[Waiter]:
 def test_unverified_sequences_ride_along_in_the_fixed_lane() -> None:
     with running_engine(CHECKPOINT) as calls:
         stream = DecodeTask([4, 4], 200, GREEDY, frozenset(), top=0, is_draft=False)
-        direct = verify_task(PROMPT, [], SEEDED, extend=60)
+        direct = decode_task(PROMPT, 61, SEEDED)
         with watched(calls) as passes:
             waiters = submitted(calls, stream, direct)
         for waiter in waiters:
@@ -256,7 +251,7 @@ def test_long_prompts_do_not_hold_up_what_decodes() -> None:
     """Between two rows of a stream that rides along there are never more than a few passes."""
     with running_engine(CHECKPOINT, groups=1, window=8) as calls:
         stream = DecodeTask([4, 4], 150, GREEDY, frozenset(), top=0, is_draft=False)
-        direct = verify_task(PROMPT, [], SEEDED, extend=150)
+        direct = decode_task(PROMPT, 151, SEEDED)
         prompts = [verify_task([i, *LONG], [], GREEDY) for i in range(12)]
         with watched(calls) as passes:
             waiters = submitted(calls, stream, direct, *prompts)

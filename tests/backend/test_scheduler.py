@@ -33,7 +33,7 @@ def draft(context: list[int], count: int = 50) -> DecodeTask:
 
 def window(context: list[int], drafted: int = 5, fixed: bool = True) -> VerifyTask:
     """A verify call; `fixed`: as if its context had been verified before."""
-    task = VerifyTask(context, [0] * drafted, 0, GREEDY, frozenset(), top=0)
+    task = VerifyTask(context, [0] * drafted, GREEDY, frozenset(), top=0)
     task.computed = len(context) - 1 if fixed else 0
     return task
 
@@ -108,7 +108,7 @@ def test_rows_of_a_pass_stay_within_its_budget() -> None:
                     [
                         stream(context, rng.randint(1, 20), rng.choice(["dynamic", "invariant", "none"])),
                         draft(context, rng.randint(1, 20)),
-                        VerifyTask(context, [7] * rng.randint(0, 20), rng.choice([0, 9]), GREEDY, frozenset(), top=0),
+                        VerifyTask(context, [7] * rng.randint(0, 20), GREEDY, frozenset(), top=0),
                     ]
                 )
             )

@@ -240,7 +240,13 @@ def test_decoded_tokens_are_the_verified_ones(served: tuple[Calls, httpx.Client,
     ends = []
     while len(tokens) < 40:
         context = [*PROMPT, *(token.id for token in tokens)]
-        call = body | {"context": context, "generated": len(tokens), "max_tokens": 40 - len(tokens), "top_logprobs": 2}
+        call = body | {
+            "context": context,
+            "generated": len(tokens),
+            "max_tokens": 40 - len(tokens),
+            "top_logprobs": 2,
+            "yields": True,
+        }
         events = [
             msgspec.json.decode(line, type=DecodeEvent)
             for line in client.post("/v1/decode", json=call).text.splitlines()
@@ -259,9 +265,9 @@ def test_decoding_yields_where_drafts_are_cheaper(
 ) -> None:
     calls, client, _ = served
     call = {"context": PROMPT, "generated": 0, "max_tokens": 40}
-    for drafts, count in ((True, 1), (False, 40)):
+    for drafts, yields, count in ((True, True, 1), (False, True, 40), (True, False, 40)):
         monkeypatch.setattr(calls.engine._costs, "_settled", Advice(drafts, "cheaper"))
-        lines = client.post("/v1/decode", json=call).text.splitlines()
+        lines = client.post("/v1/decode", json=call | {"yields": yields}).text.splitlines()
         events = [msgspec.json.decode(line, type=DecodeEvent) for line in lines]
         assert sum(len(event.tokens) for event in events) == count
-        assert (events[-1].wants_draft, events[-1].finish) == (drafts, None if drafts else "length")
+        assert (events[-1].wants_draft, events[-1].finish) == (count == 1, None if count == 1 else "length")

@@ -26,7 +26,16 @@ from backend.kernels.ops import CPU_FIXED
 from backend.kernels.sampling import Draw, choose
 from backend.protocol import Grammar, Sampling, TokenizerFiles
 from backend.settings import Dtype
-from tests.backend.harness import TINY, Calls, Waiter, draft_task, running_engine, tiny_checkpoint, verify_task
+from tests.backend.harness import (
+    TINY,
+    Calls,
+    Waiter,
+    decode_task,
+    draft_task,
+    running_engine,
+    tiny_checkpoint,
+    verify_task,
+)
 from tests.backend.random_schema import check, random_schema
 from tests.backend.tiny_models import VOCAB, tiny_tokenizer
 
@@ -104,17 +113,16 @@ class Constrained(Calls):
 
         return self.answer(prompt, sampling, window)
 
-    def extended(self, prompt: list[int], sampling: Sampling, extends: Sequence[int]) -> Answer:
+    def decoded(self, prompt: list[int], sampling: Sampling, lengths: Sequence[int]) -> Answer:
         def window(done: Answer) -> Sequence[Scored]:
-            return self.verified(prompt, done, [], sampling, extends[len(done) % len(extends)])
+            task = decode_task([*prompt, *_ids(done)], lengths[len(done) % len(lengths)], sampling, STOP, len(done))
+            self.run(task)
+            return task.produced
 
         return self.answer(prompt, sampling, window)
 
-    def verified(
-        self, prompt: list[int], done: Answer, draft: list[int], sampling: Sampling, extend: int = 0
-    ) -> Sequence[Scored]:
-        context = [*prompt, *_ids(done)]
-        task = verify_task(context, draft, sampling, stop=STOP, extend=extend, generated=len(done))
+    def verified(self, prompt: list[int], done: Answer, draft: list[int], sampling: Sampling) -> Sequence[Scored]:
+        task = verify_task([*prompt, *_ids(done)], draft, sampling, stop=STOP, generated=len(done))
         self.run(task)
         return task.produced
 
@@ -161,17 +169,17 @@ def calls(request: pytest.FixtureRequest) -> Iterator[Constrained]:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
-def test_windows_and_extend_give_what_masking_by_hand_gives(calls: Constrained, sampling: Sampling) -> None:
+def test_windows_and_decoding_give_what_masking_by_hand_gives(calls: Constrained, sampling: Sampling) -> None:
     for prompt in (PROMPT, LONG):
         expected = calls.plain(prompt, sampling)
         assert _ids(expected) == reference(calls, prompt, sampling)
-        free = verify_task(prompt, [], msgspec.structs.replace(sampling, grammar=None), stop=STOP, extend=4)
+        free = decode_task(prompt, 5, msgspec.structs.replace(sampling, grammar=None), STOP)
         calls.run(free)
         assert _ids(expected)[:5] != [token.id for token in free.produced], "nothing was masked: this proves nothing"
         for windows in [(1,), (16,), (3, 11, 1, 40)]:
             assert calls.drafted(prompt, sampling, windows) == expected
-        for extends in [(7,), (1, 30)]:
-            assert calls.extended(prompt, sampling, extends) == expected
+        for lengths in [(7,), (1, 30)]:
+            assert calls.decoded(prompt, sampling, lengths) == expected
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
@@ -225,7 +233,7 @@ def test_other_slots_and_company_change_nothing(calls: Constrained) -> None:
     answers: dict[int, Answer] = {}
 
     def ask(index: int) -> None:
-        way = calls.drafted if index % 2 else calls.extended
+        way = calls.drafted if index % 2 else calls.decoded
         answers[index] = way(prompts[index % 4], SAMPLINGS[index % 4], (1 + index, 5))
 
     # Streams in the same passes, with a grammar and without.
@@ -254,7 +262,7 @@ def test_many_random_schemas_are_kept_to(calls: Constrained) -> None:
             task = calls.streamed(PROMPT, sampling, 200)
             ids, finish = [token.id for token in task.produced], task.finish
         else:
-            whole = verify_task(PROMPT, [], sampling, stop=STOP, extend=199)
+            whole = decode_task(PROMPT, 200, sampling, STOP)
             calls.run(whole)
             ids, finish = [token.id for token in whole.produced], whole.finish
         if finish == "stop":
@@ -324,7 +332,7 @@ def test_preempted_streams_go_on_in_the_grammar() -> None:
     prompts = [[i, i, i] for i in range(20)]
     with running_engine(CHECKPOINT, fast=CPU_FIXED) as running:
         roomy = Constrained(running.engine)
-        whole = [verify_task(prompt, [], sampling, stop=STOP, extend=149) for prompt in prompts]
+        whole = [decode_task(prompt, 150, sampling, STOP) for prompt in prompts]
         roomy.run(*whole)
         expected = [[token.id for token in task.produced] for task in whole]
     with running_engine(CHECKPOINT, fast=CPU_FIXED, kv_bytes=14 * BLOCK_BYTES) as running:

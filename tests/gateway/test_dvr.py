@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.protocol import Sampling
+from backend.protocol import Role, Sampling
 from gateway.domain import Commit, Counts, Finish, Job, Token
-from gateway.dvr import Command, Draft, Loop, Verdict, Verifier, Verify
+from gateway.dvr import Command, Decode, Decoded, Draft, Loop, Verdict, Verifier, Verify
 from gateway.errors import ProtocolViolation
 
 VERIFIER = Verifier("f", vocab_size=10)
+ROLES: tuple[Role, ...] = ("draft", "verify")
 EOS = 9
 
 
@@ -24,9 +25,9 @@ def job(max_tokens: int = 5, prompt: tuple[int, ...] = (1, 2)) -> Job:
 
 @dataclass(frozen=True)
 class Mood:
-    """How far a verifier decodes by itself this time, and what it advises."""
+    """How many tokens a verifier decodes at once, and what it advises."""
 
-    extends: int = 0
+    chunk: int = 1
     wants_draft: bool = True
     wants_draft_ahead: bool = False
 
@@ -56,13 +57,11 @@ class Oracle:
                 return out, "length"
 
     def verify(self, command: Verify, mood: Mood) -> Verdict:
-        """Decodes tokens behind its own by the mood, or as many as were asked for where those are fewer."""
         tokens: list[Token] = []
         finish: Finish | None = None
         agreed = 0
         agrees = True
-        more = min(mood.extends, command.extend)
-        for drafted in (*command.draft, *[None] * (1 + more)):
+        for drafted in (*command.draft, None):
             id_ = self.token(command.generated + len(tokens))
             tokens.append(Token(id_, -0.5 * id_))
             agrees = agrees and id_ == drafted
@@ -71,9 +70,29 @@ class Oracle:
                 finish = "stop"
             elif self._prompt + command.generated + len(tokens) == self._limit:
                 finish = "length"
-            if finish or len(tokens) == agreed + 1 + more:
+            if finish or len(tokens) == agreed + 1:
                 break
         return Verdict(agreed, tuple(tokens), finish, VERIFIER.fingerprint, mood.wants_draft, mood.wants_draft_ahead)
+
+    def decode(self, command: Decode, mood: Callable[[], Mood]) -> Iterator[Decoded]:
+        """Tokens in pieces by the mood, which also says when drafts would be better."""
+        done = 0
+        while True:
+            now = mood()
+            tokens: list[Token] = []
+            finish: Finish | None = None
+            while finish is None and len(tokens) < now.chunk:
+                id_ = self.token(command.generated + done)
+                tokens.append(Token(id_, -0.5 * id_))
+                done += 1
+                if id_ == EOS:
+                    finish = "stop"
+                elif done == command.count or self._prompt + command.generated + done == self._limit:
+                    finish = "length"
+            yield Decoded(tuple(tokens), None, False, VERIFIER.fingerprint)
+            if finish is not None or (command.yields and now.wants_draft):
+                yield Decoded((), finish, finish is None, VERIFIER.fingerprint)
+                return
 
 
 def only(loop: Loop) -> Command:
@@ -103,6 +122,15 @@ def run(
                 loop.on_drafter_lost()
             else:
                 loop.on_draft(ids)
+        elif isinstance(command, Decode):
+            for decoded in oracle.decode(command, mood):
+                assert loop.pending == (command,)
+                stands = loop.on_decoded(decoded)
+                assert (stands is not None) == bool(decoded.tokens)
+                if stands is not None:
+                    committed += [token.id for token in stands.tokens]
+                    counts = stands.counts
+            assert command not in loop.pending
         else:
             commit = loop.on_verdict(oracle.verify(command, mood()))
             assert len(commit.tokens) >= 1
@@ -119,7 +147,7 @@ def run(
     max_tokens=st.integers(1, 45),
     spare=st.integers(0, 45),
     windows=st.lists(st.integers(0, 9), min_size=1, max_size=4),
-    drafts=st.booleans(),
+    roles=st.sampled_from([("draft", "verify", "decode"), ("draft", "verify"), ("verify", "decode"), ("verify",)]),
 )
 def test_any_drafter_any_windows(
     data: st.DataObject,
@@ -128,10 +156,10 @@ def test_any_drafter_any_windows(
     max_tokens: int,
     spare: int,
     windows: list[int],
-    drafts: bool,
+    roles: tuple[Role, ...],
 ) -> None:
     oracle = Oracle(text, len(prompt), len(prompt) + 1 + spare)
-    loop = Loop(job(max_tokens, tuple(prompt)), windows, VERIFIER, drafts=drafts)
+    loop = Loop(job(max_tokens, tuple(prompt)), windows, VERIFIER, roles)
     drafted, lost = 0, False
     advised = CALM
 
@@ -155,13 +183,13 @@ def test_any_drafter_any_windows(
         nonlocal advised
         # Asked for a verdict while a draft runs ahead of it: the verdict before allowed that.
         assert len(loop.pending) == 1 or advised.wants_draft_ahead
-        advised = data.draw(st.builds(Mood, st.integers(0, 12), st.booleans(), st.booleans()))
+        advised = data.draw(st.builds(Mood, st.integers(1, 12), st.booleans(), st.booleans()))
         return advised
 
     committed, finish, counts = run(
         loop, oracle, draft, mood, lambda: data.draw(st.sampled_from([Draft, Verify]), label="first back")
     )
-    assert drafts or drafted == 0
+    assert "draft" in roles or drafted == 0
     assert (committed, finish) == oracle.answer(max_tokens)
     assert counts.windows <= len(committed)
     assert counts.rolled_back <= counts.drafted
@@ -170,7 +198,7 @@ def test_any_drafter_any_windows(
 
 
 def test_one_token_needs_one_verification() -> None:
-    loop = Loop(job(max_tokens=1), (8,), VERIFIER)
+    loop = Loop(job(max_tokens=1), (8,), VERIFIER, ROLES)
     loop.start()
     assert only(loop) == Verify((1, 2), 0, ())
     commit = loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f"))
@@ -185,52 +213,92 @@ def test_windows_grow_and_never_reach_past_max_tokens() -> None:
         asked.append(command.count)
         return [3] * command.count
 
-    committed, finish, counts = run(Loop(job(30), (2, 4, 8), VERIFIER), Oracle([3] * 99, 2, 999), draft)
+    committed, finish, counts = run(Loop(job(30), (2, 4, 8), VERIFIER, ROLES), Oracle([3] * 99, 2, 999), draft)
     # One token from the prompt, then windows of a draft and a token of the verifier's own; the last is cut to the room.
     assert asked == [2, 4, 8, 8, 2]
     assert (len(committed), finish) == (30, "length")
     assert counts == Counts(windows=6, drafted=24)
 
 
-def test_a_verifier_that_wants_no_draft_is_asked_to_go_on_by_itself() -> None:
-    loop = Loop(job(8), (4,), VERIFIER)
+def decoded(ids: Sequence[int], finish: Finish | None = None, wants_draft: bool = False) -> Decoded:
+    return Decoded(tuple(Token(id_, -1.0) for id_ in ids), finish, wants_draft, "f")
+
+
+def test_a_verifier_that_decodes_is_asked_to_from_the_start_until_drafts_cost_less() -> None:
+    loop = Loop(job(8), (4,), VERIFIER, (*ROLES, "decode"))
     loop.start()
-    loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f", wants_draft=False))
-    assert only(loop) == Verify((1, 2, 5), 1, (), extend=4)
-    five = tuple(Token(3, -1.0) for _ in range(5))
-    loop.on_verdict(Verdict(0, five, None, "f", wants_draft=False))
-    assert only(loop) == Verify((1, 2, 5, 3, 3, 3, 3, 3), 6, (), extend=1), "it asks for no more than there is room for"
-    with pytest.raises(ProtocolViolation):
-        loop.on_verdict(Verdict(0, five[:3], None, "f"))
-    commit = loop.on_verdict(Verdict(0, five[:2], None, "f"))
+    assert only(loop) == Decode((1, 2), 0, 8, yields=True)
+    command = only(loop)
+    commit = loop.on_decoded(decoded([5]))
+    assert commit == Commit((Token(5, -1.0),), Counts(windows=1))
+    assert only(loop) is command, "the call goes on"
+    assert loop.on_decoded(decoded([3, 3])) == Commit((Token(3, -1.0),) * 2, Counts(windows=1))
+    assert loop.on_decoded(decoded([], wants_draft=True)) is None
+    assert only(loop) == Draft((1, 2, 5, 3, 3), 3, 4)
+    loop.on_draft([3])
+    loop.on_verdict(verdict(1, [3, 4], wants_draft=False))
+    assert only(loop) == Decode((1, 2, 5, 3, 3, 3, 4), 5, 3, yields=True), "and back, for all that there is room for"
+    loop.on_decoded(decoded([3, 3, 3]))
+    assert loop.on_decoded(decoded([], "length")) is None
     assert (loop.pending, loop.finish) == ((), "length")
-    assert commit.counts == Counts(windows=3), "a window decoded directly drafts nothing and rolls nothing back"
 
 
-def test_a_verifier_that_goes_on_less_far_than_asked_only_makes_more_windows() -> None:
-    loop = Loop(job(8), (4,), VERIFIER)
+def test_without_a_drafter_a_verifier_decodes_to_the_end() -> None:
+    loop = Loop(job(8), (4,), VERIFIER, ("verify", "decode"))
     loop.start()
-    loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f", wants_draft=False))
-    loop.on_verdict(Verdict(0, (Token(3, -1.0),), None, "f", wants_draft=False))
-    assert only(loop) == Verify((1, 2, 5, 3), 2, (), extend=4)
-    loop.on_verdict(Verdict(0, (Token(3, -1.0),), None, "f", wants_draft=True))
-    assert only(loop) == Draft((1, 2, 5, 3, 3), 3, 4), "its advice counts each time anew"
+    assert only(loop) == Decode((1, 2), 0, 8, yields=False)
+    loop.on_decoded(decoded([5, EOS]))
+    loop.on_decoded(decoded([], "stop"))
+    assert (loop.pending, loop.finish) == ((), "stop")
 
 
-def test_an_end_within_a_window_decoded_directly() -> None:
-    loop = Loop(job(8), (4,), VERIFIER, drafts=False)
+def test_a_verifier_alone_that_does_not_decode_is_asked_for_token_after_token() -> None:
+    loop = Loop(job(8), (4,), VERIFIER, ("verify",))
     loop.start()
     loop.on_verdict(verdict(0, [5]))
-    assert only(loop) == Verify((1, 2, 5), 1, (), extend=4), "there is nobody to draft, whatever the verifier wants"
-    with pytest.raises(ProtocolViolation, match="went on"):
-        loop.on_verdict(verdict(0, [3, EOS, 3]))
-    loop.on_verdict(verdict(0, [3, EOS], "stop"))
+    assert only(loop) == Verify((1, 2, 5), 1, ()), "there is nobody to draft, whatever the verifier wants"
+    loop.on_verdict(verdict(0, [EOS], "stop"))
     assert (loop.pending, loop.finish) == ((), "stop")
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "said"),
+    [
+        ([], decoded([10]), "vocabulary"),
+        ([], decoded([-1]), "vocabulary"),
+        ([], decoded([EOS, 3]), "went on"),
+        ([EOS], decoded([3]), "went on"),
+        ([3, 3, 3], decoded([3, 3, 3]), "went on"),
+        ([3], decoded([], "stop"), "finish is 'stop'"),
+        ([3], decoded([EOS], "length"), "finish is 'length'"),
+        ([], decoded([], "length"), "finish is 'length'"),
+        ([], decoded([], wants_draft=True), "wants a draft"),
+        ([EOS], decoded([], wants_draft=True), "wants a draft"),
+        ([3], decoded([3], "length", wants_draft=True), "wants a draft"),
+        ([3], Decoded((), None, False, "other"), "fingerprint"),
+    ],
+)
+def test_a_decode_call_that_breaks_the_protocol_changes_nothing(before: list[int], event: Decoded, said: str) -> None:
+    loop = Loop(job(5), (4,), VERIFIER, (*ROLES, "decode"))
+    loop.start()
+    if before:
+        loop.on_decoded(decoded(before))
+    state = repr(loop)
+    with pytest.raises(ProtocolViolation, match=said):
+        loop.on_decoded(event)
+    assert repr(loop) == state
+
+
+def test_a_decode_call_must_not_yield_unasked() -> None:
+    loop = Loop(job(5), (4,), VERIFIER, ("verify", "decode"))
+    loop.start()
+    with pytest.raises(ProtocolViolation, match="wants a draft"):
+        loop.on_decoded(decoded([3], wants_draft=True))
 
 
 def test_a_rejected_draft_is_counted_as_rolled_back() -> None:
     committed, _, counts = run(
-        Loop(job(6), (4,), VERIFIER), Oracle([3] * 99, 2, 999), lambda c: [3, 4, 4, 4][: c.count]
+        Loop(job(6), (4,), VERIFIER, ROLES), Oracle([3] * 99, 2, 999), lambda c: [3, 4, 4, 4][: c.count]
     )
     assert committed == [3] * 6
     assert counts == Counts(windows=4, rollbacks=2, drafted=4 + 2, rolled_back=3 + 1)
@@ -248,7 +316,7 @@ def test_a_rejected_draft_is_counted_as_rolled_back() -> None:
     ],
 )
 def test_a_draft_is_cut_to_what_can_be_of_use(proposed: list[int], used: tuple[int, ...]) -> None:
-    loop = Loop(job(9), (3,), VERIFIER)
+    loop = Loop(job(9), (3,), VERIFIER, ROLES)
     loop.start()
     loop.on_verdict(Verdict(0, (Token(5, -1.0),), None, "f"))
     assert only(loop) == Draft((1, 2, 5), 1, 3)
@@ -287,7 +355,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_verdict_changes_nothing(broken: Verdict) -> None:
-    loop = Loop(job(9), (3,), VERIFIER)
+    loop = Loop(job(9), (3,), VERIFIER, ROLES)
     loop.start()
     loop.on_verdict(verdict(0, [5]))
     loop.on_draft([3, 4, 4])
@@ -303,7 +371,7 @@ def test_a_broken_verdict_changes_nothing(broken: Verdict) -> None:
 
 
 def test_an_end_inside_the_draft_needs_no_further_token() -> None:
-    loop = Loop(job(9), (3,), VERIFIER)
+    loop = Loop(job(9), (3,), VERIFIER, ROLES)
     loop.start()
     loop.on_verdict(verdict(0, [5]))
     loop.on_draft([3, EOS])
@@ -313,7 +381,7 @@ def test_an_end_inside_the_draft_needs_no_further_token() -> None:
 
 
 def test_an_answer_that_goes_on_behind_an_end_in_the_draft_is_refused() -> None:
-    loop = Loop(job(9), (3,), VERIFIER)
+    loop = Loop(job(9), (3,), VERIFIER, ROLES)
     loop.start()
     loop.on_verdict(verdict(0, [5]))
     loop.on_draft([3, EOS])
@@ -322,7 +390,7 @@ def test_an_answer_that_goes_on_behind_an_end_in_the_draft_is_refused() -> None:
 
 
 def test_calls_out_of_turn_are_our_bugs() -> None:
-    loop = Loop(job(), (3,), VERIFIER)
+    loop = Loop(job(), (3,), VERIFIER, ROLES)
     with pytest.raises(AssertionError):
         loop.on_draft([1])
     loop.start()
@@ -331,12 +399,12 @@ def test_calls_out_of_turn_are_our_bugs() -> None:
     with pytest.raises(AssertionError):
         loop.on_draft([1])
     with pytest.raises(AssertionError):
-        Loop(job(), (), VERIFIER)
+        Loop(job(), (), VERIFIER, ROLES)
 
 
 def ahead_loop(max_tokens: int = 20) -> Loop:
     """A window of [3, 3] being verified after [1, 2, 5], the next one being drafted ahead."""
-    loop = Loop(job(max_tokens), (2,), VERIFIER)
+    loop = Loop(job(max_tokens), (2,), VERIFIER, ROLES)
     loop.start()
     loop.on_verdict(verdict(0, [5], ahead=True))
     assert only(loop) == Draft((1, 2, 5), 1, 2), "there is nothing yet to be ahead of"
@@ -398,9 +466,9 @@ def test_a_draft_ahead_that_guessed_wrong_or_holds_nothing_is_dropped(
 def test_where_decoding_directly_is_cheaper_a_draft_in_flight_goes_and_one_that_is_back_is_used() -> None:
     loop = ahead_loop()
     loop.on_verdict(verdict(2, [3, 3, 4], wants_draft=False, ahead=True))
-    assert only(loop) == Verify((1, 2, 5, 3, 3, 4), 4, (), extend=2)
-    loop.on_verdict(verdict(0, [3, 3, 3], wants_draft=False, ahead=True))
-    assert only(loop) == Verify((1, 2, 5, 3, 3, 4, 3, 3, 3), 7, (), extend=2), "nothing is drafted, ahead or not"
+    assert only(loop) == Verify((1, 2, 5, 3, 3, 4), 4, ())
+    loop.on_verdict(verdict(0, [3], wants_draft=False, ahead=True))
+    assert only(loop) == Verify((1, 2, 5, 3, 3, 4, 3), 5, ()), "nothing is drafted, ahead or not"
     loop = ahead_loop()
     loop.on_draft([4, 6, 7])
     loop.on_verdict(verdict(2, [3, 3, 4], wants_draft=False))
@@ -408,7 +476,7 @@ def test_where_decoding_directly_is_cheaper_a_draft_in_flight_goes_and_one_that_
 
 
 def test_nothing_is_drafted_ahead_while_windows_grow() -> None:
-    loop = Loop(job(40), (1, 2), VERIFIER)
+    loop = Loop(job(40), (1, 2), VERIFIER, ROLES)
     loop.start()
     loop.on_verdict(verdict(0, [5], ahead=True))
     loop.on_draft([3])
@@ -421,12 +489,12 @@ def test_nothing_is_drafted_ahead_while_windows_grow() -> None:
 def test_a_draft_ahead_never_reaches_past_the_end() -> None:
     assert ahead_loop(max_tokens=7).pending[1] == Draft((1, 2, 5, 3, 3), 3, 3)
     for max_tokens, ahead in ((6, 1), (5, 0), (4, 0)):
-        loop = Loop(job(max_tokens), (2,), VERIFIER)
+        loop = Loop(job(max_tokens), (2,), VERIFIER, ROLES)
         loop.start()
         loop.on_verdict(verdict(0, [5], ahead=True))
         loop.on_draft([3, 3])
         assert loop.pending[1:] == ((Draft((1, 2, 5, 3, 3), 3, 1 + ahead),) if ahead else ())
-    loop = Loop(job(40), (2,), VERIFIER)
+    loop = Loop(job(40), (2,), VERIFIER, ROLES)
     loop.start()
     loop.on_verdict(verdict(0, [5], ahead=True))
     loop.on_draft([3, EOS])

@@ -19,6 +19,8 @@ from toy_model import FILES, VOCAB, ToyModel
 
 from backend.protocol import (
     PROTOCOL_VERSION,
+    DecodeEvent,
+    DecodeRequest,
     DraftRequest,
     DraftResponse,
     DraftToken,
@@ -72,13 +74,20 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class DropAfter:
+    """Close the connection after this many lines of a stream."""
+
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
 class HangAfter:
     """Send this many lines of a stream, then say nothing until the caller leaves."""
 
     lines: int
 
 
-Fault = Status | Hang | Wait | Drop | HangAfter | None
+Fault = Status | Hang | Wait | Drop | DropAfter | HangAfter | None
 Faults = Callable[[str, int], Fault]
 
 
@@ -145,16 +154,29 @@ class ToyBackend:
     def verify(self, request: VerifyRequest) -> VerifyResponse:
         context, tokens, finish = list(request.context), list[VerifiedToken](), None
         agreed, agrees = 0, True
-        for drafted in [*request.draft, *[None] * (1 + request.extend)]:
+        for drafted in [*request.draft, None]:
             token = self.model.next(context, request.generated + len(tokens), request.sampling, request.top_logprobs)
             tokens.append(token)
             context.append(token.id)
             agrees = agrees and token.id == drafted
             agreed += agrees
             finish = self._finish(context, request.stop_ids)
-            if finish or len(tokens) == agreed + 1 + request.extend:
+            if finish or len(tokens) == agreed + 1:
                 break
         return VerifyResponse(agreed, tokens, finish, self.fingerprint, self.wants_draft, self.wants_draft_ahead)
+
+    def decode(self, request: DecodeRequest) -> list[DecodeEvent]:
+        context, events = list(request.context), list[DecodeEvent]()
+        finish: Finish | None = None
+        while finish is None and not (events and request.yields and self.wants_draft):
+            generated = request.generated + len(events)
+            token = self.model.next(context, generated, request.sampling, request.top_logprobs)
+            context.append(token.id)
+            events.append(DecodeEvent(self.fingerprint, [token]))
+            finish = self._finish(context, request.stop_ids)
+            if len(events) == request.max_tokens:
+                finish = finish or "length"
+        return [*events, DecodeEvent(self.fingerprint, finish=finish, wants_draft=finish is None)]
 
     def stream(self, request: StreamRequest) -> list[StreamEvent]:
         context, events = list(request.context), list[StreamEvent]()
@@ -198,6 +220,8 @@ class ToyBackend:
                 return [msgspec.json.encode(self.draft(self._read(body, DraftRequest)))]
             case "/v1/verify":
                 return [msgspec.json.encode(self.verify(self._read(body, VerifyRequest)))]
+            case "/v1/decode":
+                return [msgspec.json.encode(e) + b"\n" for e in self.decode(self._read(body, DecodeRequest))]
             case "/v1/stream":
                 return [msgspec.json.encode(e) + b"\n" for e in self.stream(self._read(body, StreamRequest))]
             case _:
@@ -246,13 +270,17 @@ class ToyBackend:
         pieces = self._answer(path, body)
         status = 503 if path == "/healthz" and self.health.status != "ready" else 200
         raw = [f"HTTP/1.1 {status} X\r\n".encode()]
-        if path == "/v1/stream":
+        if path in ("/v1/stream", "/v1/decode"):
             raw[0] += b"transfer-encoding: chunked\r\n\r\n"
             raw += [b"%x\r\n%s\r\n" % (len(line), line) for line in pieces] + [b"0\r\n\r\n"]
         else:
             raw[0] += f"content-length: {len(pieces[0])}\r\n\r\n".encode() + pieces[0]
         if isinstance(fault, Drop):
             writer.write(b"".join(raw)[: fault.after])
+            await writer.drain()
+            return False
+        if isinstance(fault, DropAfter):
+            writer.write(b"".join(raw[: 1 + fault.lines]))
             await writer.drain()
             return False
         if isinstance(fault, HangAfter):
