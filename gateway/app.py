@@ -31,6 +31,7 @@ from gateway.admission import Admission
 from gateway.authentication import Authenticator
 from gateway.backend_client import open_http
 from gateway.connect import connect
+from gateway.error_response import error_response
 from gateway.errors import ClientLeft, ConfigError, GatewayError, envelope
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory import MemoryStore
@@ -38,6 +39,8 @@ from gateway.limits.redis import RedisStore
 from gateway.limits.store import LimitStore
 from gateway.models import Models
 from gateway.models_file import ModelConfig
+from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES
+from gateway.passthrough import Passthrough
 from gateway.replica_group import watch
 from gateway.routes import build_router
 from gateway.settings import Settings
@@ -50,15 +53,27 @@ DRAWN_SEEDS = 2**53
 """Seeds are drawn below this: every JSON library can send back what the answer's header says."""
 
 
-def build_app(models: Models, authenticator: Authenticator, max_body_bytes: int) -> ASGIApp:
+def build_app(models: Models, authenticator: Authenticator, limiter: Limiter, settings: Settings) -> ASGIApp:
     """The application over parts that are ready."""
+    max_body_bytes = settings.max_body_bytes
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.include_router(build_router(models, authenticator, max_body_bytes, int(time.time())))
     app.add_exception_handler(GatewayError, _gateway_error)
     app.add_exception_handler(ClientLeft, _client_left)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
-    return RequestIds(app)
+    if not models.upstreams:
+        return RequestIds(app)
+    passthrough = Passthrough(
+        app,
+        models,
+        authenticator,
+        limiter,
+        kept=frozenset(TOKENIZE_ROUTES + DETOKENIZE_ROUTES),
+        max_body_bytes=max_body_bytes,
+        call_timeout_s=settings.call_timeout_s,
+    )
+    return RequestIds(passthrough)
 
 
 def draw_seed() -> int:
@@ -76,10 +91,11 @@ async def serve(
     """Run the gateway on a bound socket until it is told to stop; `announce` gets the base URL once it answers."""
     http = open_http(connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s)
     async with http, open_store(settings.redis) as store:
-        served = await connect(http, models, settings, draw_seed, Limiter(store))
+        limiter = Limiter(store)
+        served = await connect(http, models, settings, draw_seed, limiter)
         authenticator = Authenticator(policies, TokenKeys(http), time.time)
         config = uvicorn.Config(
-            build_app(served, authenticator, settings.max_body_bytes),
+            build_app(served, authenticator, limiter, settings),
             lifespan="off",
             log_level="warning",
             access_log=False,
@@ -173,7 +189,7 @@ def _sane(raw: bytes) -> str | None:
 
 async def _gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
-    return JSONResponse(error.envelope(), error.status, error.headers)
+    return error_response(error)
 
 
 async def _client_left(request: Request, error: Exception) -> Response:

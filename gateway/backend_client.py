@@ -111,7 +111,7 @@ class BackendClient:
                 raise _refusal(response.status, await self._read(response, deadline), response.headers)
             line = b""
             while True:
-                with _translated():
+                with translated():
                     async with asyncio.timeout_at(deadline):
                         chunk = await response.content.readany()
                 if not chunk:
@@ -144,7 +144,7 @@ class BackendClient:
     ) -> aiohttp.ClientResponse:
         content = None if body is None else msgspec.json.encode(body)
         headers = None if body is None else _JSON
-        with _translated():
+        with translated():
             async with asyncio.timeout_at(deadline):
                 return await self._http.request(
                     method, self.url + path, data=content, headers=headers, allow_redirects=False
@@ -152,7 +152,7 @@ class BackendClient:
 
     @staticmethod
     async def _read(response: aiohttp.ClientResponse, deadline: float) -> bytes:
-        with _translated():
+        with translated():
             async with asyncio.timeout_at(deadline):
                 return await response.read()
 
@@ -164,7 +164,8 @@ _JSON = {"content-type": "application/json"}
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
+    """Raises `BackendError` for whatever aiohttp or a deadline raises."""
     try:
         yield
     except aiohttp.ClientConnectorError as error:

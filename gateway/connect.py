@@ -26,6 +26,7 @@ from gateway.replica_group import ReplicaGroup
 from gateway.service import Service
 from gateway.settings import Settings
 from gateway.text import load_text
+from gateway.upstream import UpstreamGroup
 
 READY_POLL_S = 0.2
 
@@ -42,6 +43,10 @@ async def connect(
     admission = Admission(settings.max_concurrent)
 
     async def open_model(config: ModelConfig) -> Model:
+        upstreams = UpstreamGroup(http, config.upstreams) if config.upstreams else None
+        if not config.backends:
+            assert config.name is not None
+            return Model(config.name, upstreams=upstreams)
         replicas = [
             Replica(BackendClient(http, url, settings.call_timeout_s, settings.health_timeout_s))
             for url in config.backends
@@ -54,10 +59,9 @@ async def connect(
         await asyncio.gather(*(group.check(replica) for replica in replicas if replica is not first))
         text = load_text(await first.client.tokenizer(), datetime.now)
         served = msgspec.structs.replace(info, model=model)
-        return Model(Service(group, served, text, admission, limiter, draw_seed), group)
+        return Model(model, Service(group, served, text, admission, limiter, draw_seed), group, upstreams)
 
-    opened = await asyncio.gather(*map(open_model, configs))
-    return Models({model.group.model: model for model in opened}, admission)
+    return Models(await asyncio.gather(*map(open_model, configs)), admission)
 
 
 async def _first_ready(replicas: Sequence[Replica], fingerprint: str | None, timeout_s: float) -> Replica:

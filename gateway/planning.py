@@ -14,12 +14,13 @@ import msgspec
 
 from backend.protocol import Info, Role, Sampling
 from gateway import errors
+from gateway.deciding import decide
 from gateway.domain import Caller, ChatPrompt, Completion, Job, Order, Prompt, choice_seed
-from gateway.errors import ContextExceeded, ModelNotFound, RequestError, RoleRefused
+from gateway.errors import ContextExceeded, RequestError, RoleRefused
 from gateway.prompt_tokens import PromptTokens, field_of
 from gateway.text import ModelText
-from policies.decision import Limits, NoSuchModel, NotAllowed
-from policies.policy import Decision, Mode, PolicyError, Serving, resolve
+from policies.decision import Limits
+from policies.policy import Decision, Mode, Serving
 
 
 class Planner:
@@ -46,14 +47,7 @@ class Planner:
         """What the policy gives the order; raises `RequestError` naming the field at fault, or `RoleRefused`."""
         roles = self._roles()
         serving = Serving(self._info.verify.window - 1, verifier="verify" in roles)
-        try:
-            decision = resolve(caller.policy, caller.tenant, order.facts, serving)
-        except NoSuchModel as error:
-            raise ModelNotFound(str(error), param=error.field) from error
-        except NotAllowed as error:
-            raise errors.NotAllowed(str(error), param=error.field) from error
-        except PolicyError as error:
-            raise RequestError(str(error), param=error.field) from error
+        decision = decide(caller, order.facts, serving)
         role: Role = "verify" if decision.mode is Mode.VERIFIED else "draft"
         if role not in roles:
             raise RoleRefused(f"mode {decision.mode} was asked for, and no backend can {role} now")

@@ -15,14 +15,13 @@ from gateway.answer import Answer
 from gateway.authentication import Authenticator
 from gateway.domain import Caller
 from gateway.errors import BodyTooLarge, ClientLeft, UnsupportedMedia
-from gateway.models import Models
+from gateway.models import Model, Models
 from gateway.openai_api import chat_request, completion_request
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.models import model_card
 from gateway.openai_api.openapi import openapi_document
 from gateway.openai_api.shape import Json
 from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES, parse_detokenize, parse_tokenize
-from gateway.service import Service
 from policies.policy import HEADER
 
 LINGER = 8
@@ -42,8 +41,8 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
     """The routes over the models. Whoever asks is known before a body is read."""
     router = APIRouter()
 
-    def card(service: Service) -> Json:
-        return model_card(service.info.model, started_at, service.info.max_context)
+    def card(model: Model) -> Json:
+        return model_card(model.name, started_at, model.max_context)
 
     async def caller_of(request: Request) -> Caller:
         return await authenticator.caller(request.headers.get("authorization"))
@@ -88,13 +87,12 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
     @router.get("/v1/models")
     async def list_models(request: Request) -> Response:
         caller = await caller_of(request)
-        seen = [service for service in models.services if caller.sees(service.info.model)]
-        return JSONResponse({"object": "list", "data": list(map(card, seen))})
+        return JSONResponse({"object": "list", "data": [card(model) for model in models if caller.sees(model.name)]})
 
     @router.get("/v1/models/{model:path}")
     async def get_model(request: Request, model: str) -> Response:
         caller = await caller_of(request)
-        return JSONResponse(card(models.service(model, caller.sees)))
+        return JSONResponse(card(models.model(model, caller.sees)))
 
     @router.get("/openapi.json")
     async def openapi(request: Request) -> Response:
@@ -110,7 +108,7 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
         if not troubles:
             return JSONResponse({"status": "ready"})
         # One model that cannot be served is no reason to send the requests for the others elsewhere.
-        partly = len(troubles) < len(models.services)
+        partly = len(troubles) < len(models)
         status = "partly_ready" if partly else "backend_unavailable"
         return JSONResponse({"status": status, "detail": troubles}, 200 if partly else 503)
 

@@ -108,7 +108,7 @@ async def launch_models(
         models = await connect(backend_http, configs, settings, draw_seed, limiter, no_sleep)
         authenticator = Authenticator(policies, TokenKeys(backend_http), time.time)
         config = uvicorn.Config(
-            build_app(models, authenticator, settings.max_body_bytes),
+            build_app(models, authenticator, limiter, settings),
             lifespan="off",
             log_level="critical",
             access_log=False,

@@ -1,0 +1,237 @@
+"""Hands requests without a guarantee on to the upstreams of their model, and the answers back, byte for byte.
+
+Stands in front of the application, as plain ASGI: of what it hands on it reads two fields of the body and nothing of
+the answer, so neither side's unknown fields are lost and events stay as the upstream cut them. Everything else (another
+mode, a model without upstreams, a body that is none) goes on to the application as if nothing had been read.
+
+Owns what becomes of an answer on its way back. Who is asked is the upstream group's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway import sse
+from gateway.authentication import Authenticator
+from gateway.backend_client import translated
+from gateway.deciding import decide
+from gateway.disconnect import unless_client_leaves
+from gateway.domain import Caller
+from gateway.error_response import error_response
+from gateway.errors import ClientLeft, GatewayError, NotAllowed
+from gateway.limits.limiter import Limiter
+from gateway.models import Models
+from gateway.upstream import end_to_end
+from policies.decision import Decision, RequestFacts, Serving
+from policies.loader import ROUTES
+from policies.policy import HEADER, Mode
+from policies.settings import SAMPLING
+
+_PREFIX = "/v1"
+_SAID_ANEW = frozenset({"date", "server"})
+"""Headers of an answer that the server gives in which the gateway runs."""
+
+BYTES_PER_TOKEN = 4
+"""A rule of thumb, for limits alone."""
+
+
+class _Peek(msgspec.Struct):
+    """What a policy has a say in."""
+
+    model: str
+    is_deterministic: bool | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        given = ((name, getattr(self, name)) for name in SAMPLING)
+        return {name: value for name, value in given if value is not None}
+
+
+class Passthrough:
+    """`kept` are paths that are not handed on."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        models: Models,
+        authenticator: Authenticator,
+        limiter: Limiter,
+        *,
+        kept: frozenset[str],
+        max_body_bytes: int,
+        call_timeout_s: float,
+    ) -> None:
+        self._app = app
+        self._models = models
+        self._authenticator = authenticator
+        self._limiter = limiter
+        self._kept = kept
+        self._max_body_bytes = max_body_bytes
+        self._call_timeout_s = call_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or scope["method"] != "POST" or path in self._kept or path[:4] != _PREFIX + "/":
+            await self._app(scope, receive, send)
+            return
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        named = dict(headers)
+        read: list[Message] = []
+        try:
+            caller = await self._authenticator.caller(named.get("authorization"))
+            content = await self._read(receive, read)
+            if (peek := self._peek(content)) is not None and caller.sees(peek.model):
+                facts = RequestFacts(
+                    peek.is_deterministic, named.get(HEADER.lower()), None, peek.sampling, peek.model, path
+                )
+                decision = decide(caller, facts, Serving(max_draft=0, verifier=self._models.verifies(peek.model)))
+                if decision.mode is Mode.OFF:
+                    request = _Request(path, scope["query_string"], headers, content, peek)
+                    work = self._hand_on(_Answer(caller, decision, send), request, caller, decision)
+                    await unless_client_leaves(receive, work)
+                    return
+        except GatewayError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        except ClientLeft:
+            return
+        await self._app(scope, _again(read, receive), send)
+
+    async def _read(self, receive: Receive, read: list[Message]) -> bytes:
+        """The body, or nothing where it is too long or does not come to its end; `read` gets the messages."""
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more and size <= self._max_body_bytes:
+            message = await receive()
+            read.append(message)
+            if message["type"] == "http.disconnect":
+                return b""
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            more = message.get("more_body", False)
+        return b"".join(parts) if size <= self._max_body_bytes else b""
+
+    def _peek(self, content: bytes) -> _Peek | None:
+        """What a request for a model with upstreams says; None where the application is to answer."""
+        try:
+            peek = msgspec.json.decode(content, type=_Peek)
+        except msgspec.DecodeError:
+            return None
+        return peek if peek.model in self._models.upstreams else None
+
+    async def _hand_on(self, answer: _Answer, request: _Request, caller: Caller, decision: Decision) -> None:
+        limits, places = decision.limits, max(1, request.peek.n or 1)
+        more = _bound(request, limits.max_tokens)
+        group = self._models.upstreams[request.peek.model]
+        try:
+            async with (
+                self._models.admission.admit(places, caller.tenant, limits.queue_share),
+                self._limiter.admit(caller.tenant, limits, places, caller.policy.limits_unavailable) as grant,
+            ):
+                # Nobody here knows the model's tokens: the prompt's are estimated, the answer's not counted.
+                await grant.take_tokens(len(request.content) // BYTES_PER_TOKEN, 0)
+                with translated():
+                    async with (
+                        asyncio.timeout(self._call_timeout_s),
+                        group.post(request.target, request.headers, request.content, more) as response,
+                    ):
+                        await answer.begin(response, grant.headers)
+                        while chunk := await response.content.readany():
+                            await answer.go_on(chunk)
+        except GatewayError as error:
+            if not answer.begun:
+                raise
+            await answer.break_off(error)
+        else:
+            await answer.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is handed on."""
+
+    path: str
+    query: bytes
+    headers: list[tuple[str, str]]
+    content: bytes
+    peek: _Peek
+
+    @property
+    def target(self) -> str:
+        """Path and query below the upstream's base URL."""
+        path = self.path.removeprefix(_PREFIX)
+        return f"{path}?{self.query.decode('latin-1')}" if self.query else path
+
+
+def _bound(request: _Request, most: int | None) -> dict[str, int]:
+    """What has to be set so that the answer has at most so many tokens; raises `NotAllowed`."""
+    asked = [field for field in ("max_completion_tokens", "max_tokens") if getattr(request.peek, field) is not None]
+    if most is None:
+        return {}
+    for field in asked:
+        if getattr(request.peek, field) > most:
+            raise NotAllowed(f"{field} must be at most {most} here", param=field)
+    return {} if asked or request.path not in ROUTES else {"max_tokens": most}
+
+
+class _Answer:
+    """The way back to the client."""
+
+    def __init__(self, caller: Caller, decision: Decision, send: Send) -> None:
+        self.begun = False
+        self._said: dict[str, str] = {
+            HEADER: decision.mode,
+            "X-Verbatim-Rule": decision.rule,
+            "X-Verbatim-Policy": caller.policy.version,
+        }
+        if decision.degraded:
+            self._said["X-Verbatim-Degraded"] = "no-verifier"
+        self._send = send
+        self._streams = False
+
+    async def begin(self, response: aiohttp.ClientResponse, limits: Mapping[str, str]) -> None:
+        """`limits` are the headers that say where the client stands; an upstream's own ones speak of us."""
+        said = {name.lower(): value for name, value in {**self._said, **limits}.items()}
+        kept = [item for item in end_to_end(response.headers.items()) if item[0] not in said.keys() | _SAID_ANEW]
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*kept, *said.items())]
+        self._streams = response.content_type == sse.MEDIA_TYPE
+        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        self.begun = True
+
+    async def go_on(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def break_off(self, error: GatewayError) -> None:
+        """A stream says so. Another answer is left without an end, for which the server cuts the connection."""
+        if self._streams:
+            # It may have broken off within an event; a blank line ends that one.
+            await self.go_on(b"\n\n" + sse.event(error.envelope()))
+            await self.end()
+
+
+def _again(read: list[Message], receive: Receive) -> Receive:
+    """Receives what has been read, then what comes."""
+    messages = iter(read)
+
+    async def receive_again() -> Message:
+        return next(messages, None) or await receive()
+
+    return receive_again

@@ -1,0 +1,301 @@
+"""Requests without a guarantee go to their model's upstream and back as they are, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from conftest import Gateway, launch_models
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mock_upstream import MockUpstream, chunked, plain
+from toy_backend import ToyBackend
+
+from gateway.models_file import ModelConfig, UpstreamConfig
+from gateway.upstream import end_to_end
+from policies.document import FixedPolicy
+from policies.loader import load_policy
+
+BODY = (
+    b'{ "messages": [{"role":"user","content":"\\u00e9"}],\n "model": "m", "vendor_field": {"x": 1.50, "y": [null]} }'
+)
+EVENTS = (
+    b'data: {"choices":[{"delta":{"content":"\xc3\xa9"},"vendor":1.50}]}\n\n'
+    b": a comment\r\n\r\nevent: odd\ndata: two\ndata: lines\n\ndata: [DONE]\n\n"
+)
+SSE = "content-type: text/event-stream; charset=utf-8"
+JSON = {"content-type": "application/json"}
+
+
+@asynccontextmanager
+async def launch(
+    *upstreams: MockUpstream, model: str = "m", key: str | None = "k", **overrides: Any
+) -> AsyncIterator[Gateway]:
+    """A gateway whose one model has only these upstreams."""
+    async with AsyncExitStack() as stack:
+        for upstream in upstreams:
+            await stack.enter_async_context(upstream)
+        configs = tuple(UpstreamConfig(upstream.url, model, key) for upstream in upstreams)
+        yield await stack.enter_async_context(launch_models((ModelConfig("m", upstreams=configs),), **overrides))
+
+
+async def post(
+    gateway: Gateway, content: bytes = BODY, path: str = "/v1/chat/completions", **headers: str
+) -> httpx.Response:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await gateway.http.post(path, content=content, headers=JSON | names)
+
+
+async def test_body_status_and_unknown_fields_are_kept_both_ways() -> None:
+    answer = b'{ "id": "x", "vendor": {"z": 1.50},\n "a": 1 }'
+    headers = ("content-type: application/json", "x-vendor: 1", "set-cookie: a=1", "set-cookie: b=2")
+    async with launch(MockUpstream(plain(answer, "200 OK", *headers))) as gateway:
+        response = await post(gateway, path="/v1/chat/completions?beta=1&x=%20")
+        assert response.content == answer
+        assert response.headers["x-vendor"] == "1"
+        assert response.headers.get_list("set-cookie") == ["a=1", "b=2"]
+        assert response.headers["x-verbatim-determinism"] == "off"
+        assert response.headers["content-length"] == str(len(answer))
+
+
+async def test_what_the_upstream_sees() -> None:
+    upstream = MockUpstream()
+    async with launch(upstream) as gateway:
+        await post(
+            gateway,
+            authorization="Bearer the client's",
+            x_verbatim_determinism="off",
+            x_vendor="1",
+            connection="keep-alive, X-Hop",
+            x_hop="1",
+            te="trailers",
+            accept_encoding="br",
+            path="/v1/embeddings?a=b%20c",
+        )
+        (seen,) = upstream.received
+        assert seen.line == "POST /base/embeddings?a=b%20c HTTP/1.1"
+        assert seen.body == BODY, "byte for byte"
+        names = dict(seen.headers)
+        assert names["authorization"] == "Bearer k"
+        assert (names["x-vendor"], names["accept-encoding"]) == ("1", "br")
+        assert names["host"] == upstream.url.split("/")[2]
+        assert not {"te", "x-hop", "x-verbatim-determinism", "connection"} & set(names)
+        assert [name for name, _ in seen.headers].count("authorization") == 1
+    async with launch(MockUpstream(), key=None) as gateway:
+        await post(gateway, authorization="Bearer the client's")
+    no_key = MockUpstream()
+    async with launch(no_key, key=None) as gateway:
+        await post(gateway, authorization="Bearer the client's")
+        assert "authorization" not in dict(no_key.received[0].headers), "it is for this gateway alone"
+
+
+async def test_only_what_the_upstream_calls_otherwise_is_changed() -> None:
+    upstream = MockUpstream()
+    async with launch(upstream, model="their/name") as gateway:
+        await post(gateway, b'{"z": 1.50, "model": "m", "is_deterministic": false, "x": "\\u00e9"}')
+        assert upstream.received[0].body == b'{"z":1.50,"model":"their/name","x":"\\u00e9"}'
+
+
+@pytest.mark.parametrize(
+    ("status", "header"),
+    [
+        ("400 Bad Request", "x-a: 1"),
+        ("401 Unauthorized", "www-authenticate: Bearer"),
+        ("422 Unprocessable Entity", "x-a: 1"),
+        ("429 Too Many Requests", "retry-after: 17"),
+        ("500 Internal Server Error", "x-a: 1"),
+        ("503 Service Unavailable", "retry-after: Wed, 21 Oct 2026 07:28:00 GMT"),
+        ("302 Found", "location: http://elsewhere/"),
+    ],
+)
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_refusals_pass_through(status: str, header: str, stream: bytes) -> None:
+    body = b'{"error": {"message": "no", "vendor": 1}}'
+    upstream, other = MockUpstream(plain(body, status, header, "content-type: application/json")), MockUpstream()
+    async with launch(upstream, other) as gateway:
+        response = await post(gateway, b'{"model":"m","stream":' + stream + b"}")
+        assert (f"{response.status_code} {response.reason_phrase}", response.content) == (status, body)
+        name, _, value = header.partition(": ")
+        assert response.headers[name] == value
+        assert response.headers["content-type"] == "application/json"
+        assert not other.received, "an answer is an answer"
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(0, len(EVENTS)), max_size=12))
+def test_events_are_not_touched_wherever_they_are_cut(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(EVENTS)]
+    pieces = [EVENTS[left:right] for left, right in itertools.pairwise(edges)]
+
+    async def run() -> None:
+        async with launch(MockUpstream(chunked(pieces, SSE))) as gateway:
+            response = await post(gateway)
+            assert response.content == EVENTS
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+
+    asyncio.run(run())
+
+
+async def test_events_are_not_held_back() -> None:
+    """The first event arrives while the upstream has not sent the second one."""
+    upstream = MockUpstream([*chunked([b"data: 1\n\n"], SSE, end=False)])
+    gate = asyncio.Event()
+
+    class Slow(MockUpstream):
+        async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+            await super()._exchange(reader, writer)
+            await gate.wait()
+            writer.write(b"9\r\ndata: 2\n\n\r\n0\r\n\r\n")
+            await writer.drain()
+            return True
+
+    slow = Slow(upstream.answer)
+    async with launch(slow) as gateway:
+        request = gateway.http.stream("POST", "/v1/chat/completions", content=BODY, headers=JSON)
+        async with request as response:
+            parts = response.aiter_raw()
+            assert await anext(parts) == b"data: 1\n\n"
+            gate.set()
+            assert b"".join([part async for part in parts]) == b"data: 2\n\n"
+
+
+async def test_compressed_answers_stay_compressed() -> None:
+    answer = plain(b"\x1f\x8bnot really", "200 OK", "content-encoding: gzip", "content-type: application/json")
+    async with launch(MockUpstream(answer)) as gateway:
+        request = gateway.http.stream("POST", "/v1/chat/completions", content=BODY, headers=JSON)
+        async with request as response:
+            assert b"".join([part async for part in response.aiter_raw()]) == b"\x1f\x8bnot really"
+
+
+async def test_a_stream_that_breaks_off_says_so() -> None:
+    async with launch(MockUpstream(chunked([EVENTS[:30]], SSE, end=False))) as gateway:
+        response = await post(gateway)
+        assert response.content.startswith(EVENTS[:30] + b"\n\ndata: ")
+        assert json.loads(response.content.rsplit(b"data: ", 1)[1])["error"]["code"] == "backend_failed"
+        assert b"[DONE]" not in response.content
+
+
+async def test_another_answer_that_breaks_off_does_not_look_complete() -> None:
+    async with launch(MockUpstream(chunked([b'{"half":'], "content-type: application/json", end=False))) as gateway:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await post(gateway)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_is_followed_by_us(stream: bool) -> None:
+    upstream = MockUpstream(None)
+    async with launch(upstream) as gateway:
+        asking = asyncio.create_task(post(gateway, json.dumps({"model": "m", "stream": stream}).encode()))
+        await upstream.hung.acquire()
+        asking.cancel()
+        await upstream.left.acquire()
+        await gateway.models.admission.wait_idle()
+
+
+async def test_a_request_that_reached_nobody_goes_elsewhere() -> None:
+    async with MockUpstream() as gone, MockUpstream() as there:
+        gone_url = gone.url
+        await gone.__aexit__()
+        configs = (UpstreamConfig(gone_url, "m", None), UpstreamConfig(there.url, "m", None))
+        async with launch_models((ModelConfig("m", upstreams=configs),)) as gateway:
+            for _ in range(5):
+                assert (await post(gateway)).status_code == 200
+        async with launch_models((ModelConfig("m", upstreams=configs[:1]),)) as gateway:
+            response = await post(gateway)
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "backend_unavailable")
+
+
+@pytest.mark.parametrize("limits", [{"first_byte_timeout_s": 0.05}, {"call_timeout_s": 0.05}])
+async def test_silence_has_an_end(limits: dict[str, float]) -> None:
+    upstream = MockUpstream(None)
+    async with launch(upstream, **limits) as gateway:
+        response = await post(gateway)
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "backend_timeout")
+        await upstream.left.acquire()
+
+
+async def test_admission_holds_here_too() -> None:
+    upstream = MockUpstream(None)
+    async with launch(upstream, max_concurrent=8) as gateway:
+        asking = [asyncio.create_task(post(gateway)) for _ in range(8)]
+        for _ in asking:
+            await upstream.hung.acquire()
+        assert (await post(gateway)).status_code == 429
+        gateway.models.admission.expire()
+        for task in asking:
+            assert (await task).json()["error"]["code"] == "shutting_down"
+
+
+async def test_what_is_not_handed_on() -> None:
+    upstream = MockUpstream()
+    async with launch(upstream, max_body_bytes=1000) as gateway:
+        verified = await post(
+            gateway, b'{"model":"m","is_deterministic":true,"messages":[{"role":"user","content":"x"}]}'
+        )
+        assert (verified.status_code, verified.json()["error"]["code"]) == (503, "role_refused")
+        twofold = await post(gateway, b'{"model":"m","is_deterministic":true}', x_verbatim_determinism="off")
+        assert (twofold.status_code, twofold.json()["error"]["param"]) == (400, "is_deterministic")
+        assert (await post(gateway, b'{"model":"other","messages":[]}')).status_code in (400, 404)
+        assert (await post(gateway, b"{nonsense")).status_code == 400
+        assert (await post(gateway, b'{"model":7}')).status_code == 400
+        assert (await post(gateway, b'{"model":"m","x":"' + b"x" * 1000 + b'"}')).status_code == 413
+        assert (await gateway.http.get("/v1/files")).status_code == 404
+        assert [card["id"] for card in (await gateway.http.get("/v1/models")).json()["data"]] == ["m"]
+        assert not upstream.received
+
+
+async def test_a_model_with_both_verifies_here_and_hands_on_the_rest() -> None:
+    async with ToyBackend() as toy, MockUpstream(plain(b'{"from":"upstream"}')) as upstream:
+        config = ModelConfig("toy", (toy.url,), upstreams=(UpstreamConfig(upstream.url, "toy", None),))
+        async with launch_models((config,)) as gateway:
+            verified = await gateway.chat(is_deterministic=True, max_tokens=4)
+            assert (verified.status_code, verified.headers["x-verbatim-determinism"]) == (200, "verified")
+            assert not upstream.received
+            assert (await gateway.chat(max_tokens=4)).json() == {"from": "upstream"}
+            assert toy.calls["/v1/stream"] == 0
+            tokens = await gateway.http.post("/v1/tokenize", json={"model": "toy", "prompt": "hi"})
+            assert tokens.json()["count"] == 2
+
+
+def test_hop_by_hop_headers_include_those_that_connection_names() -> None:
+    headers = [
+        ("Connection", "close, X-One"),
+        ("connection", "x-two"),
+        ("X-One", "1"),
+        ("x-two", "2"),
+        ("X-Three", "3"),
+    ]
+    assert end_to_end(headers) == [("x-three", "3")]
+
+
+POLICY = """
+version: 1
+defaults:
+  limits: {requests_per_minute: 2, max_tokens: 50}
+tenants:
+  known:
+    allowed_models: [m]
+anonymous: known
+"""
+
+
+async def test_limits_and_bounds_of_a_policy_hold_here_too() -> None:
+    upstream = MockUpstream()
+    policies = FixedPolicy(load_policy(POLICY, "policy.yaml"))
+    async with launch(upstream, policies=policies) as gateway:
+        first = await post(gateway)
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        assert first.headers["x-verbatim-policy"] == policies.current.version
+        assert (await post(gateway, b'{"model":"m","temperature":3}')).status_code == 403
+        assert (await post(gateway)).status_code == 200
+        refused = await post(gateway)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert [json.loads(seen.body)["max_tokens"] for seen in upstream.received] == [50, 50]
+        long = await post(gateway, b'{"model":"m","max_completion_tokens":51}')
+        assert (long.status_code, long.json()["error"]["param"]) == (403, "max_completion_tokens")
