@@ -85,7 +85,9 @@ class UpstreamGroup:
         return f"<UpstreamGroup {self._upstreams}>"
 
     @asynccontextmanager
-    async def post(self, path: str, headers: Sequence[Header], content: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def post(
+        self, path: str, headers: Sequence[Header], content: bytes, more: Mapping[str, int]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a JSON body that names a model, with `more` set in it, to `path` below the base URL.
 
         The response has not been read.

@@ -277,7 +277,7 @@ def test_hop_by_hop_headers_include_those_that_connection_names() -> None:
 POLICY = """
 version: 1
 defaults:
-  limits: {requests_per_minute: 2, max_tokens: 50}
+  limits: {requests_per_minute: 2, burst_s: 60, max_tokens: 50}
 tenants:
   known:
     allowed_models: [m]
