@@ -97,8 +97,7 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
     @router.get("/openapi.json")
     async def openapi(request: Request) -> Response:
         caller = await caller_of(request)
-        seen = [service.info.model for service in models.services if caller.sees(service.info.model)]
-        return JSONResponse(openapi_document(seen))
+        return JSONResponse(openapi_document([model.name for model in models if caller.sees(model.name)]))
 
     @router.get("/healthz")
     async def health() -> Response:
