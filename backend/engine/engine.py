@@ -30,7 +30,8 @@ from backend.engine.scheduler import Limits, Pass, Scheduler
 from backend.engine.stats import Stats, Totals
 from backend.engine.tasks import DecodeTask, Scored, Task
 from backend.kernels.attention import BLOCK
-from backend.kernels.ops import CPU_FAST, CPU_FIXED, Ops
+from backend.kernels.ops import Ops
+from backend.kernels.platform import Platform, open_platform
 from backend.protocol import PROTOCOL_VERSION, Info, Role, VerifyShape
 from backend.settings import EngineSettings
 
@@ -87,10 +88,14 @@ class Engine:
         checkpoint: Checkpoint,
         settings: EngineSettings,
         progress: Progress,
-        fast: Ops = CPU_FAST,
-        fixed: Ops = CPU_FIXED,
+        fast: Ops | None = None,
+        fixed: Ops | None = None,
         on_breakdown: Callable[[], None] = lambda: None,
+        platform: Platform | None = None,
     ):
+        """Where they are given, `platform` stands for the settings' device, and `fast` and `fixed` for its lanes."""
+        platform = platform or open_platform(settings.device)
+        fast, fixed = fast or platform.fast, fixed or platform.fixed
         bound_kernel_caches()
         torch.set_num_threads(settings.threads)
         self._on_breakdown = on_breakdown
@@ -99,13 +104,13 @@ class Engine:
         config = checkpoint.config
         dtype: torch.dtype = getattr(torch, settings.dtype)
         shape = VerifyShape(groups=settings.verify_groups, window=settings.verify_window)
-        model = Model(checkpoint, dtype, progress)
+        model = Model(checkpoint, dtype, progress, platform)
         blocks = settings.kv_bytes // block_bytes(config, dtype) - RESERVED_BLOCKS
         if blocks < 1:
             raise EngineError(f"kv_bytes: {settings.kv_bytes} holds no block of {block_bytes(config, dtype)} bytes")
 
         def runner(blocks: int) -> Runner:
-            return Runner(model, KvPool(config, dtype, blocks), fast, fixed, shape)
+            return Runner(model, KvPool(config, dtype, blocks, model.device), fast, fixed, shape, platform.capture)
 
         self._cache = PrefixCache(blocks, BLOCK, first=RESERVED_BLOCKS)
         self._runner = runner(blocks)
@@ -137,13 +142,13 @@ class Engine:
         self.info = Info(
             protocol=PROTOCOL_VERSION,
             model=config.name,
-            fingerprint=fingerprint(checkpoint.digest, dtype, fixed, shape, probe_digest),
+            fingerprint=fingerprint(checkpoint.digest, dtype, platform.hardware, fixed, shape, probe_digest),
             roles=roles,
             verify=shape,
             max_context=max_context,
             vocab_size=config.vocab_size,
             dtype=settings.dtype,
-            device="cpu",
+            device=platform.device.type,
         )
         self._stopped = False
         self._listeners: dict[Task, Listener] = {}

@@ -15,7 +15,9 @@ ARITHMETIC_VERSION = 1
 """Raise it with any change to a kernel, to the model or to sampling that changes bits."""
 
 
-def fingerprint(weights_digest: str, dtype: torch.dtype, fixed: Ops, shape: VerifyShape, probe_digest: str) -> str:
+def fingerprint(
+    weights_digest: str, dtype: torch.dtype, hardware: str, fixed: Ops, shape: VerifyShape, probe_digest: str
+) -> str:
     """A short digest; two backends that share it give the same bits.
 
     The shape of a pass counts only for arithmetic that depends on it, the number of threads never. `probe_digest`, of
@@ -29,7 +31,7 @@ def fingerprint(weights_digest: str, dtype: torch.dtype, fixed: Ops, shape: Veri
         "shape": None if fixed.shape_invariant else [shape.groups, shape.window],
         "torch": torch.__version__,
         "llguidance": version("llguidance"),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "hardware": hardware,
         "probe": probe_digest,
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

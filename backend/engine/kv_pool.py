@@ -15,6 +15,7 @@ ZERO_BLOCK = 0
 TRASH_BLOCK = 1
 """Takes the keys and values nobody wants. In no block table."""
 RESERVED_BLOCKS = 2
+_CPU = torch.device("cpu")
 
 
 def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -23,14 +24,14 @@ def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 class KvPool:
-    """Keys and values [blocks, kv_heads, BLOCK, head_dim] for each layer, in the numerics' dtype."""
+    """Keys and values [blocks, kv_heads, BLOCK, head_dim] for each layer, in the numerics' dtype, on one device."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, blocks: int):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, blocks: int, device: torch.device = _CPU):
         shape = (blocks + RESERVED_BLOCKS, config.kv_heads, BLOCK, config.head_dim)
         self.blocks = blocks
-        self.keys = [_lazy_zeros(shape, dtype) for _ in range(config.layers)]
-        self.values = [_lazy_zeros(shape, dtype) for _ in range(config.layers)]
-        self._heads = torch.arange(config.kv_heads)
+        self.keys = [_zeros(shape, dtype, device) for _ in range(config.layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(config.layers)]
+        self._heads = torch.arange(config.kv_heads, device=device)
 
     def rows(self, slots: torch.Tensor) -> torch.Tensor:
         """slots [N] -> the rows [N * kv_heads] of a pool seen as [-1, head_dim], for `write`."""
@@ -56,6 +57,8 @@ class KvPool:
             pool[target, :, :positions].copy_(pool[source, :, :positions])
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that take memory only once they are written to, which torch.zeros does at once."""
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; a CPU's take memory only once they are written to, while those of torch.zeros do at once."""
+    if device != _CPU:
+        return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -15,40 +15,41 @@ import torch
 from backend.engine.checkpoint import Checkpoint, ModelConfig, Progress
 from backend.engine.kv_pool import KvPool
 from backend.kernels.attention import Layout
-from backend.kernels.linear import PackedWeight
-from backend.kernels.ops import Ops
+from backend.kernels.ops import Ops, Weight
+from backend.kernels.platform import CPU, Platform
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     attention_norm: torch.Tensor
-    qkv: PackedWeight
+    qkv: Weight
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: PackedWeight
+    o: Weight
     mlp_norm: torch.Tensor
-    gate_up: PackedWeight
-    down: PackedWeight
+    gate_up: Weight
+    down: Weight
 
 
 class Model:
-    """One set of weights, prepared once, for any number of lanes. `dtype` is the numerics: float32 or bfloat16."""
+    """One set of weights, prepared once, for a platform's lanes. `dtype` is the numerics: float32 or bfloat16."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress):
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress, platform: Platform = CPU):
         self.config = checkpoint.config
         self.dtype = dtype
+        self.device = platform.device
         weights = checkpoint.weights
         self._layers: list[_Layer] = []
         for i in range(self.config.layers):
-            self._layers.append(_prepare_layer(weights, f"layers.{i}.", dtype))
+            self._layers.append(_prepare_layer(weights, f"layers.{i}.", dtype, platform))
             progress((i + 1) / self.config.layers)
-        self._embedding = weights["embedding"].to(dtype)
-        self._final_norm = weights["final_norm"].to(dtype).float()
+        self._embedding = weights["embedding"].to(self.device, dtype)
+        self._final_norm = weights["final_norm"].to(self.device, dtype).float()
         # Logits stay float32 in both numerics: rounded to bfloat16 they tie at the top in one position out of fifty.
-        self._lm_head = PackedWeight(weights.get("lm_head", weights["embedding"]), None, dtype, torch.float32)
-        self._cos, self._sin = _rope_tables(self.config)
+        self._lm_head = platform.pack(weights.get("lm_head", weights["embedding"]), None, dtype, torch.float32)
+        # Computed on the host, so that the angles are the same everywhere.
+        self._cos, self._sin = (table.to(self.device) for table in _rope_tables(self.config))
 
-    @torch.inference_mode()
     def forward(
         self, ops: Ops, token_ids: torch.Tensor, layout: Layout, kv: KvPool, logit_rows: torch.Tensor
     ) -> torch.Tensor:
@@ -56,6 +57,16 @@ class Model:
 
         Writes the keys and values of all N rows to layout.slots before they are attended to.
         """
+        return self.logits(ops, self.hidden(ops, token_ids, layout, kv)[logit_rows])
+
+    @torch.inference_mode()
+    def logits(self, ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
+        """What `hidden` gave for some rows [M, hidden_size] -> float32 logits [M, vocab]."""
+        return ops.linear(ops.rms_norm(hidden, self._final_norm, self.config.rms_eps), self._lm_head)
+
+    @torch.inference_mode()
+    def hidden(self, ops: Ops, token_ids: torch.Tensor, layout: Layout, kv: KvPool) -> torch.Tensor:
+        """All but the last step of `forward`: the last layer's output [N, hidden_size]."""
         config = self.config
         cos, sin = self._cos[layout.positions][:, None], self._sin[layout.positions][:, None]
         slots = kv.rows(layout.slots)
@@ -73,22 +84,21 @@ class Model:
             x = x + ops.linear(attended, layer.o)
             hidden = ops.rms_norm(x, layer.mlp_norm, config.rms_eps)
             x = x + ops.linear(ops.swiglu(ops.linear(hidden, layer.gate_up)), layer.down)
-        last = ops.rms_norm(x[logit_rows], self._final_norm, config.rms_eps)
-        return ops.linear(last, self._lm_head)
+        return x
 
 
-def _prepare_layer(weights: Mapping[str, torch.Tensor], prefix: str, dtype: torch.dtype) -> _Layer:
+def _prepare_layer(weights: Mapping[str, torch.Tensor], prefix: str, dtype: torch.dtype, platform: Platform) -> _Layer:
     def norm(name: str) -> torch.Tensor | None:
         weight = weights.get(prefix + name)
-        return None if weight is None else weight.to(dtype).float()
+        return None if weight is None else weight.to(platform.device, dtype).float()
 
     def required_norm(name: str) -> torch.Tensor:
-        return weights[prefix + name].to(dtype).float()
+        return weights[prefix + name].to(platform.device, dtype).float()
 
-    def fused(*names: str) -> PackedWeight:
+    def fused(*names: str) -> Weight:
         weight = torch.cat([weights[f"{prefix}{name}_proj"] for name in names])
         biases = [weights[f"{prefix}{name}_bias"] for name in names if f"{prefix}{name}_bias" in weights]
-        return PackedWeight(weight, torch.cat(biases) if biases else None, dtype, dtype)
+        return platform.pack(weight, torch.cat(biases) if biases else None, dtype, dtype)
 
     return _Layer(
         attention_norm=required_norm("attention_norm"),

@@ -24,7 +24,7 @@ from backend.engine.runner import Runner
 from backend.engine.scheduler import Lane, Pass, Span
 from backend.engine.tasks import VerifyTask
 from backend.kernels.attention import BLOCK
-from backend.kernels.sampling import Draw, choose, logprobs
+from backend.kernels.sampling import Draw, choose
 from backend.protocol import Sampling, VerifyShape
 
 _LENGTH = 2 * BLOCK + 9
@@ -63,10 +63,11 @@ def probe(runner: Runner, config: ModelConfig, shape: VerifyShape, lane: Lane = 
             culprit = _blame(runner, lane, subject, reference, variation.passes)
             raise InvarianceError(f"the {lane} lane's bits change with {variation.invariant}; first in {culprit}")
 
+    ops = runner.ops(lane)
     draws = [Draw(Sampling(temperature=1.0, seed=position), position) for position in range(len(expected))]
-    alone = torch.cat([choose(expected[i : i + 1], draws[i : i + 1]) for i in range(len(draws))])
-    scores = torch.cat([logprobs(expected[i : i + 1]) for i in range(len(draws))])
-    if not (torch.equal(choose(expected, draws), alone) and torch.equal(logprobs(expected), scores)):
+    alone = torch.cat([choose(expected[i : i + 1], draws[i : i + 1], ops.sample) for i in range(len(draws))])
+    scores = torch.cat([ops.logprobs(expected[i : i + 1]) for i in range(len(draws))])
+    if not (torch.equal(choose(expected, draws, ops.sample), alone) and torch.equal(ops.logprobs(expected), scores)):
         raise InvarianceError("what is chosen and scored changes with company; first in sampling")
     return hashlib.sha256(expected.cpu().numpy().tobytes()).hexdigest()
 

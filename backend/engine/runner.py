@@ -10,28 +10,38 @@ from backend.engine.grammar_source import GRAMMAR_FIELD, GrammarError
 from backend.engine.kv_pool import TRASH_BLOCK, ZERO_BLOCK, KvPool
 from backend.engine.model import Model
 from backend.engine.op_trace import OpTrace
+from backend.engine.pass_graphs import PassGraphs
 from backend.engine.prefix_cache import Lease
 from backend.engine.scheduler import Lane, Pass, Span
 from backend.engine.tasks import DecodeTask, Scored, Task, Unchosen
 from backend.kernels.adjust import Past
 from backend.kernels.attention import BLOCK, Layout
 from backend.kernels.ops import Ops
-from backend.kernels.sampling import Draw, choose, finite_rows, logprobs, top_scores
+from backend.kernels.platform import Capture
+from backend.kernels.sampling import Draw, choose, finite_rows, top_scores
 from backend.protocol import Sampling, VerifyShape
 
-_SCORED_ROWS = 16
+_SCORED_ROWS = {"cpu": 16, "cuda": 256}
+"""Rows scored at a time, so that what is computed of them stays in a CPU's cache, or in bounds on a GPU."""
 _IDLE = Draw(Sampling(temperature=0.0), 0)  # Stands in for a row that chooses nothing.
 _NOT_FINITE = Unchosen("the model's logits for this context are not finite")
 
 
 class Runner:
-    """One model and one KV pool under two lanes."""
+    """One model and one KV pool under two lanes, with passes recorded where the platform can `capture`."""
 
-    def __init__(self, model: Model, kv: KvPool, fast: Ops, fixed: Ops, shape: VerifyShape):
+    def __init__(
+        self, model: Model, kv: KvPool, fast: Ops, fixed: Ops, shape: VerifyShape, capture: Capture | None = None
+    ):
         self._model = model
         self._kv = kv
         self._ops: dict[Lane, Ops] = {"fast": fast, "fixed": fixed}
         self._shape = shape
+        self._graphs = None if capture is None else PassGraphs(model, kv, self._ops, shape, capture)
+
+    def ops(self, lane: Lane) -> Ops:
+        """A lane's arithmetic."""
+        return self._ops[lane]
 
     def watched(self, lane: Lane, trace: OpTrace) -> Runner:
         """The same model and KV, with one lane's ops under a trace."""
@@ -55,11 +65,12 @@ class Runner:
             end = span.start + span.count + 1
             draws.extend(_draw(span.task, position) for position in range(end - span.choices, end))
             tasks += [span.task] * span.choices
-        # A few rows at a time, so that what is computed of them stays in the cache. Each row is scored by itself.
+        # Each row is scored by itself.
         scored: list[Scored | Unchosen] = []
-        for first in range(0, len(draws), _SCORED_ROWS):
-            rows = slice(first, first + _SCORED_ROWS)
-            scored += _score(logits[rows], draws[rows], tasks[rows])
+        step = _SCORED_ROWS[self._model.device.type]
+        for first in range(0, len(draws), step):
+            rows = slice(first, first + step)
+            scored += _score(self._ops[work.lane], logits[rows], draws[rows], tasks[rows])
         tokens = iter(scored)
         return [[next(tokens) for _ in range(span.choices)] for span in work.spans]
 
@@ -69,14 +80,22 @@ class Runner:
         for block in work.fresh:
             self._kv.clear(block)
         ops = self._ops[work.lane]
-        full_shape = self._shape if work.lane == "fixed" and not ops.shape_invariant else None
-        token_ids, layout = _arrange(work.spans, full_shape)
+        graphs, full_shape = self._graphs, None
+        if work.lane == "fixed" and not ops.shape_invariant:
+            full_shape = self._shape
+        elif graphs is not None:
+            full_shape = graphs.shape_for(work.lane, [span.count for span in work.spans])
+        token_ids, layout = _arrange(work.spans, full_shape, self._model.device)
         logit_rows: list[int] = []
         rows = 0
         for span in work.spans:
             rows += span.count
             logit_rows.extend(range(rows - span.choices, rows))
-        return self._model.forward(ops, token_ids, layout, self._kv, torch.tensor(logit_rows, dtype=torch.int64))
+        if graphs is not None and full_shape is not None:
+            hidden = graphs.hidden(work.lane, full_shape, token_ids, layout)
+        else:
+            hidden = self._model.hidden(ops, token_ids, layout, self._kv)
+        return self._model.logits(ops, hidden[torch.tensor(logit_rows, dtype=torch.int64, device=hidden.device)])
 
 
 def _draw(task: Task, position: int) -> Draw | Unchosen:
@@ -94,7 +113,9 @@ def _draw(task: Task, position: int) -> Draw | Unchosen:
     return Draw(task.sampling, position, Past(task.tokens[:position], generated, task.stop_ids, allowed))
 
 
-def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[torch.Tensor, Layout]:
+def _arrange(
+    spans: Sequence[Span], full_shape: VerifyShape | None, device: torch.device
+) -> tuple[torch.Tensor, Layout]:
     """Rows of the spans, then dummies up to `full_shape` where one is given."""
     width = full_shape.window if full_shape else max(span.count for span in spans)
     batch = full_shape.groups if full_shape else len(spans)
@@ -128,25 +149,27 @@ def _arrange(spans: Sequence[Span], full_shape: VerifyShape | None) -> tuple[tor
                 slots.append(TRASH_BLOCK * BLOCK)
                 cells.append(cell)
     longest = max(1, *(len(table) for table in tables))
-    table = torch.tensor([blocks + [ZERO_BLOCK] * (longest - len(blocks)) for blocks in tables])
-    return torch.tensor(ids), Layout(
-        positions=torch.tensor(positions),
-        slots=torch.tensor(slots),
-        tables=table,
-        starts=torch.tensor(starts),
+    table = [blocks + [ZERO_BLOCK] * (longest - len(blocks)) for blocks in tables]
+    return torch.tensor(ids, device=device), Layout(
+        positions=torch.tensor(positions, device=device),
+        slots=torch.tensor(slots, device=device),
+        tables=torch.tensor(table, device=device),
+        starts=torch.tensor(starts, device=device),
         width=width,
-        cells=None if cells == list(range(batch * width)) else torch.tensor(cells),
+        cells=None if cells == list(range(batch * width)) else torch.tensor(cells, device=device),
     )
 
 
 @torch.inference_mode()
-def _score(logits: torch.Tensor, draws: Sequence[Draw | Unchosen], tasks: Sequence[Task]) -> list[Scored | Unchosen]:
+def _score(
+    ops: Ops, logits: torch.Tensor, draws: Sequence[Draw | Unchosen], tasks: Sequence[Task]
+) -> list[Scored | Unchosen]:
     """Choose and score one token for each row of logits [N, vocab], where it is finite and its draw says how."""
     finite = finite_rows(logits)
     if not bool(finite.all()):
         logits = logits.masked_fill(~finite[:, None], 0.0)
-    ids = choose(logits, [_IDLE if isinstance(draw, Unchosen) else draw for draw in draws])
-    log_probabilities = logprobs(logits)
+    ids = choose(logits, [_IDLE if isinstance(draw, Unchosen) else draw for draw in draws], ops.sample)
+    log_probabilities = ops.logprobs(logits)
     chosen = log_probabilities.gather(1, ids[:, None])[:, 0].tolist()
     margins = _margins(logits).tolist() if any(_is_draft(task) for task in tasks) else [0.0] * len(tasks)
     tops = [(log_probabilities if task.top_as_logprobs else logits)[row] for row, task in enumerate(tasks)]

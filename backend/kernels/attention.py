@@ -57,21 +57,21 @@ class Layout:
         return flat if self.cells is None else flat[self.cells]
 
 
-def _gather(pool: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """pool [blocks, kv_heads, BLOCK, D], tables [B, n] -> float32 [B, kv_heads, n, BLOCK, D] in one copy."""
+def gather(pool: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    """pool [blocks, kv_heads, BLOCK, D], tables [B, n] -> [B, kv_heads, n, BLOCK, D] in one copy."""
     # index_select copies whole rows; indexing with brackets goes element by element and takes three times as long.
     kv_heads = pool.shape[1]
-    index = tables[:, None] * kv_heads + torch.arange(kv_heads)[None, :, None]
+    index = tables[:, None] * kv_heads + torch.arange(kv_heads, device=tables.device)[None, :, None]
     rows = pool.view(-1, pool.shape[2] * pool.shape[3]).index_select(0, index.flatten())
-    return rows.view(*index.shape, *pool.shape[2:]).float()
+    return rows.view(*index.shape, *pool.shape[2:])
 
 
 def attention_fast(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout) -> torch.Tensor:
     """q [N, heads, D] over pools [blocks, kv_heads, BLOCK, D] -> [N, heads * D]; bits depend on the batch."""
     # Empty cells of a short sequence that stands far on would reach behind the tables.
     length = min(int(layout.starts.max()) + layout.width, layout.tables.shape[1] * BLOCK)
-    k = _gather(keys, layout.tables).flatten(2, 3)[:, :, :length]
-    v = _gather(values, layout.tables).flatten(2, 3)[:, :, :length]
+    k = gather(keys, layout.tables).float().flatten(2, 3)[:, :, :length]
+    v = gather(values, layout.tables).float().flatten(2, 3)[:, :, :length]
     query_positions = layout.starts[:, None] + torch.arange(layout.width)
     mask = torch.arange(length) <= query_positions[:, None, :, None]
     padded = layout.pad(q.float()).transpose(1, 2)
@@ -109,8 +109,8 @@ def _attend(
     """q [B, kv_heads, R, D] scaled, positions [B, R] -> float32 [B, kv_heads, R, D]."""
     batch, kv_heads, rows, head_dim = q.shape
     blocks = tables.shape[1]
-    k = _gather(keys, tables).view(-1, BLOCK, head_dim)
-    v = _gather(values, tables).view(-1, BLOCK, head_dim)
+    k = gather(keys, tables).float().view(-1, BLOCK, head_dim)
+    v = gather(values, tables).float().view(-1, BLOCK, head_dim)
     repeated = q[:, :, None].expand(-1, -1, blocks, -1, -1).reshape(-1, rows, head_dim)
     scores = torch.bmm(repeated, k.transpose(1, 2)).view(batch, kv_heads, blocks, rows, BLOCK)
     key_positions = torch.arange(blocks * BLOCK).view(blocks, 1, BLOCK)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
 from backend.kernels.attention import Layout, attention_fast, attention_fixed
 from backend.kernels.elementwise import rms_norm, rope, swiglu_fast, swiglu_fixed
-from backend.kernels.linear import PackedWeight, linear_fast, linear_fixed
+from backend.kernels.linear import linear_fast, linear_fixed
+from backend.kernels.sampling import logprobs, sample
+
+Weight: TypeAlias = Any
+"""A linear layer's weight as the lanes of one platform keep it; what it is, is between its `pack` and its `linear`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +27,13 @@ class Ops:
 
     name: str
     shape_invariant: bool
-    linear: Callable[[torch.Tensor, PackedWeight], torch.Tensor]
+    linear: Callable[[torch.Tensor, Weight], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rope: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     swiglu: Callable[[torch.Tensor], torch.Tensor]
     attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout], torch.Tensor]
+    sample: Callable[[torch.Tensor, Sequence[tuple[int, int]]], torch.Tensor]
+    logprobs: Callable[[torch.Tensor], torch.Tensor]
 
 
 CPU_FAST = Ops(
@@ -37,6 +44,8 @@ CPU_FAST = Ops(
     rope=rope,
     swiglu=swiglu_fast,
     attention=attention_fast,
+    sample=sample,
+    logprobs=logprobs,
 )
 
 CPU_FIXED = Ops(
@@ -47,4 +56,6 @@ CPU_FIXED = Ops(
     rope=rope,
     swiglu=swiglu_fixed,
     attention=attention_fixed,
+    sample=sample,
+    logprobs=logprobs,
 )

@@ -15,8 +15,9 @@ SplitMix64 (Steele, Lea, Flood 2014) of seed and position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -25,6 +26,9 @@ from backend.protocol import Sampling, ScoredToken
 
 _TOP_P_CANDIDATES = 256  # The nucleus almost always lies within these; the full sort is for when it does not.
 _MASK_64 = (1 << 64) - 1
+
+Sample: TypeAlias = Callable[[torch.Tensor, Sequence[tuple[int, int]]], torch.Tensor]
+"""A device's way to choose by noise; `sample` says what it takes and gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,15 @@ class Draw:
         assert self.past is not None or not self.sampling.adjusts
 
 
-def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def sample(logits: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Choose by the noise of keys[i] = (seed, position) for row i of float32 logits [N, vocab] -> int64 [N].
+
+    Logits may be -inf, but not all of a row's. Of equal scores the lowest id wins.
+    """
+    return (logits + gumbel(keys, logits.shape[1])).argmax(dim=-1)
+
+
+def choose(logits: torch.Tensor, draws: Sequence[Draw], sample: Sample = sample) -> torch.Tensor:
     """Choose one token for each row of finite float32 logits [N, vocab] -> int64 [N]."""
     logits = _adjusted(logits, draws)
     chosen = logits.argmax(dim=-1)
@@ -47,7 +59,7 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     if random_rows:
         # A whole batch needs no copy of its rows.
         rows = logits if len(random_rows) == len(draws) else logits[random_rows]
-        chosen[random_rows] = _choose_at_random(rows, [draws[i] for i in random_rows])
+        chosen[random_rows] = _choose_at_random(rows, [draws[i] for i in random_rows], sample)
     return chosen
 
 
@@ -58,7 +70,10 @@ def _adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     logits = logits.clone()
     for row, draw in zip(logits, draws, strict=True):
         if draw.past is not None:
-            adjust(row, draw.sampling, draw.past)
+            # On the host, wherever the row is: a few ids of it change.
+            host = row.cpu()
+            adjust(host, draw.sampling, draw.past)
+            row.copy_(host)
     return logits
 
 
@@ -68,8 +83,10 @@ def finite_rows(logits: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(logits.amax(dim=1)) & torch.isfinite(logits.amin(dim=1))
 
 
-def _choose_at_random(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    temperatures = torch.tensor([draw.sampling.temperature for draw in draws], dtype=torch.float32)
+def _choose_at_random(logits: torch.Tensor, draws: Sequence[Draw], sample: Sample) -> torch.Tensor:
+    temperatures = torch.tensor(
+        [draw.sampling.temperature for draw in draws], dtype=torch.float32, device=logits.device
+    )
     # Relative to the maximum, so that no temperature, however small, makes an infinity that is not a zero probability.
     temperatures.clamp_(min=torch.finfo(torch.float32).tiny)
     scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperatures[:, None]
@@ -93,7 +110,8 @@ def _nucleus(row: torch.Tensor, top_p: float) -> torch.Tensor:
     # In float64, where the rounding of the sum cannot move the cut by more than a value of no weight.
     probabilities = torch.softmax(row.double(), dim=0)
     for count in (min(_TOP_P_CANDIDATES, row.numel()), row.numel()):
-        mass = torch.topk(probabilities, count).values.cumsum(0)
+        # On the host: a GPU's running sum of floats is not the same from run to run.
+        mass = torch.topk(probabilities, count).values.cpu().cumsum(0)
         reached = int((mass < top_p).sum())
         if reached < count:
             break
@@ -107,14 +125,6 @@ def _keep_best(row: torch.Tensor, values: torch.Tensor) -> None:
     tied = row == threshold
     excluded_tied = tied & (tied.cumsum(0) > keep_tied)
     row.masked_fill_((row < threshold) | excluded_tied, float("-inf"))
-
-
-def sample(logits: torch.Tensor, keys: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Choose by the noise of keys[i] = (seed, position) for row i of float32 logits [N, vocab] -> int64 [N].
-
-    Logits may be -inf, but not all of a row's. Of equal scores the lowest id wins.
-    """
-    return (logits + gumbel(keys, logits.shape[1])).argmax(dim=-1)
 
 
 def gumbel(keys: Sequence[tuple[int, int]], vocab: int) -> torch.Tensor:

@@ -15,8 +15,9 @@ from backend.engine.checkpoint import CheckpointError
 from backend.engine.engine import Engine, EngineError
 from backend.engine.memory import give_back
 from backend.engine.open_checkpoint import open_checkpoint
+from backend.kernels.platform import PlatformError, open_platform
 from backend.server.app import Backend, create_app
-from backend.settings import Dtype, EngineSettings
+from backend.settings import WINDOW, Device, Dtype, EngineSettings
 
 _OPEN_SHARE = 0.5  # Reading the file is about half of the start-up work, packing the weights the other half.
 
@@ -29,23 +30,43 @@ log = logging.getLogger(__name__)
 @click.option(
     "--model", default="smollm2-135m-instruct", show_default=True, help="A GGUF file or a Hugging Face folder."
 )
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["float32", "bfloat16"]))
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="OpenMP threads for one pass.")
 @click.option("--kv-bytes", default=1 << 30, show_default=True, type=click.IntRange(1), help="Bound of the KV cache.")
 @click.option("--verify-groups", default=8, show_default=True, type=click.IntRange(1))
-@click.option("--verify-window", default=32, show_default=True, type=click.IntRange(2))
+@click.option(
+    "--verify-window",
+    show_default=f"{WINDOW['cpu']}, or {WINDOW['cuda']} with cuda",
+    type=click.IntRange(2),
+    help="Rows of each request in one verification pass.",
+)
 def main(
-    host: str, port: int, model: str, dtype: str, threads: int, kv_bytes: int, verify_groups: int, verify_window: int
+    host: str,
+    port: int,
+    model: str,
+    device: str,
+    dtype: str,
+    threads: int,
+    kv_bytes: int,
+    verify_groups: int,
+    verify_window: int | None,
 ) -> None:
     """Serve the window protocol over one model."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    kind = cast(Device, device)
+    try:
+        platform = open_platform(kind)
+    except PlatformError as error:
+        raise click.ClickException(str(error)) from error
     settings = EngineSettings(
         model=model,
         dtype=cast(Dtype, dtype),
         threads=threads,
         kv_bytes=kv_bytes,
         verify_groups=verify_groups,
-        verify_window=verify_window,
+        verify_window=verify_window or WINDOW[kind],
+        device=kind,
     )
     backend = Backend()
     config = uvicorn.Config(
@@ -66,6 +87,7 @@ def main(
                 settings,
                 lambda share: backend.loading(_OPEN_SHARE + share * (1 - _OPEN_SHARE)),
                 on_breakdown=lambda: fail("the engine broke down"),
+                platform=platform,
             )
             tokenizer = checkpoint.tokenizer
             del checkpoint

@@ -47,6 +47,7 @@ GATEWAY_FLAGS = [
 # The engine owns these defaults and ranges. Said again here, where it cannot be imported; a test compares the two.
 ENGINE_FLAGS = [
     click.option("--model", show_default="smollm2-135m-instruct", help="GGUF file or Hugging Face folder."),
+    click.option("--device", show_default="cpu", type=click.Choice(["cpu", "cuda"])),
     click.option("--dtype", show_default="bfloat16", type=click.Choice(["float32", "bfloat16"])),
     click.option("--threads", show_default="1", type=click.IntRange(1), help="Threads of the engine."),
     click.option("--kv-bytes", show_default="1073741824", type=click.IntRange(1), help="Memory for the KV cache."),
@@ -55,7 +56,7 @@ ENGINE_FLAGS = [
     ),
     click.option(
         "--verify-window",
-        show_default="32",
+        show_default="32, or 64 with cuda",
         type=click.IntRange(2),
         help="Rows of each request in one verification pass.",
     ),
