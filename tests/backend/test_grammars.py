@@ -152,7 +152,7 @@ async def test_without_a_compiler_there_is_a_reason() -> None:
 PROMPT = [7, 200, 21, 21, 5]
 CALLS: dict[str, dict[str, object]] = {
     "/v1/draft": {"context": PROMPT, "generated": 0, "count": 30},
-    "/v1/verify": {"context": PROMPT, "generated": 0, "draft": [], "extend": 29},
+    "/v1/verify": {"context": PROMPT, "generated": 0, "draft": []},
     "/v1/decode": {"context": PROMPT, "generated": 0, "max_tokens": 30},
     "/v1/stream": {"context": PROMPT, "max_tokens": 30},
 }
@@ -190,7 +190,7 @@ def test_every_call_keeps_to_its_grammar(client: httpx.Client, path: str) -> Non
     grammar = {"kind": "regex", "text": "the (in|th){3,5}"}
     ids = tokens_of(path, call(client, path, grammar, [EOS]))
     while ids[-1] != EOS:
-        assert path == "/v1/decode", "this one alone may end early, where a draft is worth its while"
+        assert path in ("/v1/verify", "/v1/decode"), "a token a call, or fewer than asked for"
         sampling = {"temperature": 0.0, "grammar": grammar}
         body = CALLS[path] | {"context": PROMPT + ids, "generated": len(ids), "sampling": sampling, "stop_ids": [EOS]}
         ids += tokens_of(path, client.post(path, json=body))
