@@ -20,13 +20,14 @@ from gateway.backend_client import BackendClient
 from gateway.errors import StartError
 from gateway.limits.limiter import Limiter
 from gateway.models import Model, Models
-from gateway.models_file import ModelConfig
+from gateway.models_file import Drafts, ModelConfig
 from gateway.replica import Replica
 from gateway.replica_group import ReplicaGroup
 from gateway.service import Service
 from gateway.settings import Settings
 from gateway.text import load_text
 from gateway.upstream import UpstreamGroup
+from gateway.upstream_drafter import UpstreamDrafter
 
 READY_POLL_S = 0.2
 
@@ -55,9 +56,13 @@ async def connect(
         info = first.info
         assert info is not None
         model = config.name or info.model
-        group = ReplicaGroup(model, info, replicas, sleep)
-        await asyncio.gather(*(group.check(replica) for replica in replicas if replica is not first))
         text = load_text(await first.client.tokenizer(), datetime.now)
+        drafter = None
+        if config.drafts is Drafts.UPSTREAMS:
+            assert upstreams is not None
+            drafter = UpstreamDrafter(upstreams, model, text, settings.call_timeout_s)
+        group = ReplicaGroup(model, info, replicas, sleep, drafter)
+        await asyncio.gather(*(group.check(replica) for replica in replicas if replica is not first))
         served = msgspec.structs.replace(info, model=model)
         return Model(model, Service(group, served, text, admission, limiter, draw_seed), group, upstreams)
 

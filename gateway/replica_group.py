@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -61,6 +61,12 @@ MOST_BROKEN = 2
 """Replicas on which one call may break off before it is given up."""
 
 
+class Drafter(Protocol):
+    """Somebody else who drafts for the group, in place of its replicas."""
+
+    async def draft(self, request: DraftRequest) -> DraftResponse: ...
+
+
 class ReplicaGroup:
     """Replicas that give the bits of one fingerprint, in the order in which they are configured.
 
@@ -68,8 +74,16 @@ class ReplicaGroup:
     group's.
     """
 
-    def __init__(self, model: str, reference: Info, replicas: Sequence[Replica], sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        model: str,
+        reference: Info,
+        replicas: Sequence[Replica],
+        sleep: Sleep = asyncio.sleep,
+        drafter: Drafter | None = None,
+    ) -> None:
         assert replicas
+        self.drafter = drafter
         self.model = model
         self.fingerprint = reference.fingerprint
         self._backend_model = reference.model
@@ -89,7 +103,8 @@ class ReplicaGroup:
     def verifying(self) -> tuple[Role, ...]:
         """What somebody can do for a verified completion; drafts may be another model's."""
         roles: tuple[Role, ...] = ("draft", "verify", "decode")
-        return tuple(role for role in roles if any(self.suits(replica, role) for replica in self.replicas))
+        there = (role for role in roles if any(self.suits(replica, role) for replica in self.replicas))
+        return tuple(there) if self.drafter is None else ("draft", *(role for role in there if role != "draft"))
 
     @property
     def trouble(self) -> str | None:
@@ -136,6 +151,9 @@ class Session:
         return f"<Session at {self._at}>"
 
     async def draft(self, request: DraftRequest) -> DraftResponse:
+        if self._group.drafter is not None:
+            return await self._group.drafter.draft(request)
+
         async def perform(replica: Replica) -> DraftResponse:
             return await replica.call(lambda client: client.draft(request))
 
@@ -147,9 +165,24 @@ class Session:
             self._check(replica, answer.fingerprint)
             return answer
 
-        return await self._somewhere("verify", perform)
+        answer = await self._somewhere("verify", perform)
+        if self._group.drafter is None:
+            return answer
+        # The verifier's advice supposes that it drafts itself. Drafts of somebody else cost it nothing.
+        return msgspec.structs.replace(answer, wants_draft=True, wants_draft_ahead=True)
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent]:
+        """Where somebody else drafts and the call may yield to drafts, it does so behind its first token."""
+        yields = self._group.drafter is not None and request.yields and request.max_tokens > 1
+        asked = msgspec.structs.replace(request, max_tokens=1, yields=False) if yields else request
+        async with aclosing(self._decode(asked)) as events:
+            async for event in events:
+                if yields and event.finish == "length":
+                    yield msgspec.structs.replace(event, finish=None, wants_draft=True)
+                else:
+                    yield event
+
+    async def _decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent]:
         """Where it breaks off it goes on elsewhere: the tokens that stand are part of the next call's context."""
         broken: list[Replica] = []
         while True:

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mock_upstream import MockUpstream, chunked, plain
 from toy_backend import ToyBackend
+from toy_model import TOKENIZER, ToyModel, ids
 
-from gateway.models_file import ModelConfig, UpstreamConfig
+from gateway.models_file import Drafts, ModelConfig, UpstreamConfig
 from gateway.upstream import end_to_end
 from policies.document import FixedPolicy
 from policies.loader import load_policy
@@ -261,6 +262,50 @@ async def test_a_model_with_both_verifies_here_and_hands_on_the_rest() -> None:
             assert toy.calls["/v1/stream"] == 0
             tokens = await gateway.http.post("/v1/tokenize", json={"model": "toy", "prompt": "hi"})
             assert tokens.json()["count"] == 2
+
+
+@pytest.mark.parametrize("roles", [("verify",), ("draft", "verify", "decode")])
+async def test_an_upstream_drafts_for_verifiers(roles: tuple[str, ...]) -> None:
+    """Its drafts are used where they are right, and change nothing where it is wrong or gone."""
+    said = ids("The quick brown fox jumps over the lazy dog, again and again and again.")
+    model = ToyModel(said)
+    drafted = said
+
+    class Drafting(MockUpstream):
+        async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+            self.answer = [b""]  # It is not known before the request is.
+            await super()._exchange(reader, writer)
+            body = json.loads(self.received[-1].body)
+            done, count = len(body["prompt"]) - prompt_tokens, body["max_tokens"]
+            finish = "stop" if done + count > len(drafted) else "length"
+            choice = {"text": TOKENIZER.decode(drafted[done : done + count]), "finish_reason": finish}
+            writer.write(plain(json.dumps({"choices": [choice]}).encode())[0])
+            await writer.drain()
+            return True
+
+    async with ToyBackend(model, roles=roles) as toy, Drafting() as upstream:
+        upstreams = (UpstreamConfig(upstream.url, "theirs", "k"),)
+        async with launch_models((ModelConfig("m", (toy.url,)),)) as gateway:
+            expected = (await gateway.chat(model="m", is_deterministic=True, temperature=0)).json()
+            prompt_tokens = expected["usage"]["prompt_tokens"]
+        before = toy.calls.copy()
+        config = ModelConfig("m", (toy.url,), upstreams=upstreams, drafts=Drafts.UPSTREAMS)
+        async with launch_models((config,)) as gateway:
+
+            async def ask() -> httpx.Response:
+                response = await gateway.chat(model="m", is_deterministic=True, temperature=0)
+                assert {**response.json(), "created": expected["created"]} == expected
+                return response
+
+            assert (await ask()).headers["x-verbatim-rollbacks"] == "0"
+            assert toy.calls["/v1/draft"] == before["/v1/draft"]
+            bodies = [json.loads(seen.body) for seen in upstream.received]
+            assert {body["model"] for body in bodies} == {"theirs"}
+            assert len(bodies) >= 3
+            drafted = ids("something else altogether, so that no draft is right any more .........")
+            assert (await ask()).headers["x-verbatim-rollbacks"] != "0"
+            await upstream.__aexit__()
+            await ask()
 
 
 def test_hop_by_hop_headers_include_those_that_connection_names() -> None:
