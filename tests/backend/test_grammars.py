@@ -237,7 +237,10 @@ def test_a_bad_grammar_is_refused_before_anything_runs(
 def test_a_grammar_that_gets_stuck_fails_its_call(client: httpx.Client) -> None:
     endless = {"$ref": "#/$defs/e"}
     schema = {"type": "array", "items": endless, "minItems": 1, "$defs": {"e": endless}}
-    response = call(client, "/v1/verify", {"kind": "json_schema", "text": json.dumps(schema)}, [EOS])
+    begun = TOKENIZER.encode("[").ids
+    sampling = {"temperature": 0.0, "grammar": {"kind": "json_schema", "text": json.dumps(schema)}}
+    body = {"context": PROMPT + begun, "generated": len(begun), "draft": [], "stop_ids": [EOS], "sampling": sampling}
+    response = client.post("/v1/verify", json=body)
     assert response.status_code == 400
     error = msgspec.json.decode(response.content, type=ErrorBody).error
     assert error == ErrorDetail(
