@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import signal
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
+from toy_backend import ToyBackend
 
 from gateway.cli import main
 from gateway.cli.policy import PARSERS
@@ -96,3 +102,60 @@ def test_a_policy_speaks_of_the_routes_and_parameters_there_are() -> None:
         bounds = BOUNDS[name]
         assert (keys.least.built_in, keys.most.built_in) == (bounds.least, bounds.most)
         assert keys.default.kind.schema()["minimum"] == (LEAST_POSITIVE if bounds.above else bounds.least)
+
+
+# --- the gateway as a process ----------------------------------------------------------------------------------------
+
+
+async def test_a_gateway_takes_a_changed_policy_on_sighup_and_without(toy: ToyBackend, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    write_seed(path, 1)
+    argv = [sys.executable, "-m", "gateway.cli", "gateway", "--backend", toy.url, "--policy", str(path), "--port", "0"]
+    env = {**os.environ, "PYTHONPATH": str(EXAMPLES.parents[1])}
+    gateway = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert gateway.stdout is not None
+        url = (await gateway.stdout.readline()).decode().rpartition("Serving on ")[2].strip()
+        body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+
+            async def seed() -> str:
+                response = await client.post(f"{url}/chat/completions", json=body)
+                return str(response.headers["x-verbatim-seed"])
+
+            assert await seed() == "1"
+            for wanted, hang_up in ((2, True), (3, False)):
+                write_seed(path, wanted)
+                if hang_up:
+                    gateway.send_signal(signal.SIGHUP)
+                while await seed() != str(wanted):
+                    pass
+    finally:
+        gateway.terminate()
+    assert await gateway.wait() == 0
+
+
+def write_seed(path: Path, seed: int) -> None:
+    path.write_text(
+        f"version: 1\nanonymous: a\ntenants: {{a: {{seed: {{default: {seed}}}, determinism: {{mode: verified}}}}}}"
+    )
+
+
+@pytest.mark.parametrize("command", [["up"], ["gateway", "--backend", "http://127.0.0.1:1"]])
+def test_a_wrong_policy_stops_the_start_with_every_mistake(tmp_path: Path, command: list[str]) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("version: 1\nanonymous: a\ntenants: {a: {limit: {}, seed: 1}}\n")
+    said = run(*command, "--policy", path, code=2)
+    assert f"{path}:3: tenants.a.limit: unknown key; did you mean 'limits'?" in said
+    assert f"{path}:3: tenants.a.seed: must be a mapping" in said
+    assert f"policy: cannot read {tmp_path}/none: No such file" in run(*command, "--policy", tmp_path / "none", code=2)
+
+
+def test_what_is_no_url_of_a_redis_is_not_repeated() -> None:
+    argv = ("gateway", "--backend", "http://127.0.0.1:1", "--port", "0", "--redis")
+    said = run(*argv, "http://:secret@x", code=2)
+    assert "--redis: redis must be a redis://, rediss:// or unix:// URL" in said
+    assert "secret" not in said
+    said = run(*argv, "redis://:secret@x:port", code=1)
+    assert "redis: not a URL of a Redis" in said
+    assert "secret" not in said
