@@ -163,6 +163,12 @@ async def test_a_lease_that_nobody_renews_ends(server: RedisProcess) -> None:
     assert (await store.take([], Lease("ends", ("a",), 1, 1))).refused is None
     while (await store.take([], Lease("ends", ("b",), 1, 30_000))).refused is not None:
         pass
+    # It ends by itself, and not only with the last of its set.
+    assert (await store.take([], Lease("ends", ("c",), 2, 30_000))).refused is None
+    async with Redis.from_url(server.url) as client:
+        await client.zadd("ends", {"c": 1})
+    assert (await store.take([], Lease("ends", ("d",), 2, 30_000))).refused is None
+    assert (await store.take([], Lease("ends", ("e",), 2, 30_000))).refused == 0
     await store.aclose()
 
 
