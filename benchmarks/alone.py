@@ -54,7 +54,7 @@ class Alone:
         chosen = []
         for _ in range(request.count):
             spans = [Span(task, task.computed, len(task.tokens) - task.computed, choices=1) for task in tasks]
-            logits = self._runner.forward(Pass("fixed", spans))
+            logits = self._runner.forward(Pass("fixed", spans)).cpu()
             weights = torch.softmax(logits.double() / request.sampling.temperature, dim=1)
             chosen.append(torch.multinomial(weights, 1, generator=generator)[:, 0])
             for task, token in zip(tasks, chosen[-1].tolist(), strict=True):

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 
 from backend.engine.checkpoint import Checkpoint
 from backend.engine.engine import Engine
 from backend.engine.open_checkpoint import SMOLLM2, open_checkpoint
-from backend.settings import Dtype, EngineSettings
+from backend.settings import Device, Dtype, EngineSettings
 from benchmarks.report import circumstances, write
 
 Shape: TypeAlias = tuple[int, int]
@@ -25,6 +25,7 @@ def parser(description: str | None, name: str) -> argparse.ArgumentParser:
     """A parser with the options that all have."""
     result = argparse.ArgumentParser(description=description)
     result.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
+    result.add_argument("--device", default="cpu", choices=get_args(Device))
     result.add_argument("--kv-bytes", type=int, default=1 << 30)
     result.add_argument("--name", default=name, help="of the file in benchmarks/results")
     result.add_argument("--quick", action="store_true", help="a fraction of the work: shows that it runs, not figures")
@@ -44,7 +45,7 @@ def in_processes(
         return None
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     measurements = []
-    result = circumstances(threads=1)
+    result = circumstances(threads=1, device=options.device)
     for dtype in options.dtypes:
         command = [sys.executable, "-m", module, *sys.argv[1:], "--part", dtype]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
@@ -65,7 +66,7 @@ def smollm2() -> Checkpoint:
 
 def build_engine(checkpoint: Checkpoint, dtype: Dtype, options: argparse.Namespace, shape: Shape) -> Engine:
     """An engine, not started."""
-    settings = EngineSettings(checkpoint.config.name, dtype, 1, options.kv_bytes, *shape)
+    settings = EngineSettings(checkpoint.config.name, dtype, 1, options.kv_bytes, *shape, device=options.device)
     return Engine(checkpoint, settings, lambda share: None)
 
 

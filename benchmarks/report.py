@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from backend.kernels.linear import multiplies_bfloat16
+from backend.settings import Device
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def circumstances(threads: int) -> dict[str, Any]:
+def circumstances(threads: int, device: Device = "cpu") -> dict[str, Any]:
     """Where and with what a run takes place. `load_average` hints at how much else the machine had to do."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -31,6 +32,7 @@ def circumstances(threads: int) -> dict[str, Any]:
         "cpu": _cpu_model(),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "native_bfloat16": multiplies_bfloat16(),
+        "gpu": None if device == "cpu" else torch.cuda.get_device_name(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_average": os.getloadavg(),

@@ -14,7 +14,7 @@ from backend.engine.checkpoint import Checkpoint
 from benchmarks.subject import Generate, serve
 from benchmarks.subject_transformers import build
 
-_SIZES = {"page_size": 32, "num_blocks": 512, "max_batch_tokens": 512}
+_SIZES: dict[str, Any] = {"page_size": 32, "num_blocks": 512, "max_batch_tokens": 512}
 
 
 def load(checkpoint: Checkpoint) -> tuple[Generate, dict[str, Any]]:
@@ -22,7 +22,9 @@ def load(checkpoint: Checkpoint) -> tuple[Generate, dict[str, Any]]:
     batching = ContinuousBatchingConfig(**_SIZES, use_async_batching=False, use_cuda_graph=False)
 
     def generate(prompts: list[list[int]], count: int) -> list[list[int]]:
-        settings = GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        settings = GenerationConfig(  # type: ignore[no-untyped-call]
+            max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
         outputs = model.generate_batch(prompts, generation_config=settings, continuous_batching_config=batching)
         by_prompt = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
         return [by_prompt[tuple(prompt)] for prompt in prompts]
