@@ -36,7 +36,7 @@ def test_every_verified_answer_is_the_one_computed_alone(dtype: Dtype) -> None:
     assert report.faults == []
     assert report.answers >= 120 and report.tokens > 1500 and report.distinct_requests >= 25
     assert report.evictions > 100 and report.preemptions > 0
-    kinds = ("cancellations", "poisoned", "decoded", "streamed", "streams", "stray calls")
+    kinds = ("cancellations", "poisoned", "decoded", "streams", "stray calls")
     assert all(report.did[kind] > 0 for kind in kinds)
 
 
