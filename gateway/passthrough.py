@@ -10,6 +10,7 @@ Owns what becomes of an answer on its way back. Who is asked is the upstream gro
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,10 @@ from policies.policy import HEADER, Mode
 from policies.settings import SAMPLING
 
 _PREFIX = "/v1"
+_PATH = re.compile(r"/v1(/(?!\.{1,2}(/|$))[A-Za-z0-9_.:@-]+)+")
+"""What is handed on, decoded: no segment that leads up or is empty, and nothing that a URL reads as more than a path.
+With the upstream's key the gateway must not be led outside its base URL."""
+
 _SAID_ANEW = frozenset({"date", "server"})
 """Headers of an answer that the server gives in which the gateway runs."""
 
@@ -86,7 +91,7 @@ class Passthrough:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or scope["method"] != "POST" or path in self._kept or path[:4] != _PREFIX + "/":
+        if scope["type"] != "http" or scope["method"] != "POST" or path in self._kept or not _PATH.fullmatch(path):
             await self._app(scope, receive, send)
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]

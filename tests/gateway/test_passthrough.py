@@ -344,3 +344,22 @@ async def test_limits_and_bounds_of_a_policy_hold_here_too() -> None:
         assert [json.loads(seen.body)["max_tokens"] for seen in upstream.received] == [50, 50]
         long = await post(gateway, b'{"model":"m","max_completion_tokens":51}')
         assert (long.status_code, long.json()["error"]["param"]) == (403, "max_completion_tokens")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/%2e%2e/admin",
+        "/v1/x/%2e%2e/%2E./admin",
+        "/v1/%2e/x",
+        "/v1//x",
+        "/v1/x%3Fa=b",
+        "/v1/x%23a",
+        "/v1/x%5c..%5cy",
+    ],
+)
+async def test_a_path_leads_nowhere_but_below_the_upstreams_base(path: str) -> None:
+    upstream = MockUpstream()
+    async with launch(upstream) as gateway:
+        assert (await post(gateway, path=path)).status_code == 404
+        assert not upstream.received
