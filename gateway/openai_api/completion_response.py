@@ -4,8 +4,7 @@ Owns OpenAI's field names on the way out. Logprobs are written as they came, dig
 
 Where OpenAI leaves room: a token whose bytes are no text by themselves is named `bytes:\\xe2\\x98`, as OpenAI did, so
 that two of them can stand in one `top_logprobs`. That holds the most likely tokens and the chosen one. `text_offset` is
-where a token's first complete character stands in the text, the echoed prompt included; behind a stop string's cut the
-offsets go on as if nothing had been cut.
+where a token's text begins; behind a stop string's cut the offsets go on as if nothing had been cut.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class _TextChoice:
         self._with_logprobs = logprobs
         self._echo = echo
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = len(echo)
+        self._offset = 0
 
     def open(self) -> list[Json]:
         return [_piece(self._echo)] if self._echo else []

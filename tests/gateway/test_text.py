@@ -102,6 +102,21 @@ def test_sentencepiece_decoding(pieces: list[str]) -> None:
     assert text_of(deltas) == tokenizer.decode(id_list, skip_special_tokens=True)
 
 
+def test_an_answer_that_goes_on_with_a_text_keeps_its_first_space() -> None:
+    tokenizer = sentencepiece()
+    table = read_token_bytes(tokenizer.to_str())
+    said = tokens([tokenizer.token_to_id(name) for name in (SPIECE_SPACE + "Hello", SPIECE_SPACE + "wor", "ld")])
+    for continues, text in ((True, " Hello world"), (False, "Hello world")):
+        output = OutputText(table, [], continues=continues)
+        assert text_of([*output.push(said), *output.finish()]) == text
+
+
+def test_spelled_tokens_are_shown() -> None:
+    output = OutputText(TABLE, [], spelled=("<|start|>",))
+    start = TOKENIZER.token_to_id("<|start|>")
+    assert text_of([*output.push(tokens([start, *ids("a"), EOS])), *output.finish()]) == "<|start|>a"
+
+
 def test_unigram_vocabularies_and_foreign_pieces() -> None:
     unigram = Tokenizer(models.Unigram([("<unk>", 0.0), (SPIECE_SPACE + "a", -1.0), ("b", -2.0)], 0, False))
     unigram.decoder = sentencepiece().decoder

@@ -11,7 +11,7 @@ import openai
 import pytest
 from answers import error, events, folded
 from conftest import Gateway, launch_gateway
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from toy_backend import ToyBackend
 from toy_model import EOS, FILES, TOKENIZER, ids
 from toy_tools import CALL, TEMPLATE, TIME, WEATHER
@@ -67,6 +67,23 @@ async def test_where_the_prompt_ends(toy: ToyBackend, gateway: Gateway) -> None:
     assert await prompt(toy, gateway, messages=messages) == base + "|assistant:"
     assert await prompt(toy, gateway, messages=messages, add_generation_prompt=False) == base + "|"
     assert await prompt(toy, gateway, messages=messages, continue_final_message=True) == base
+
+
+async def test_what_is_continued_keeps_its_first_space(toy: ToyBackend) -> None:
+    tokenizer = Tokenizer(models.BPE({"\u2581a": 0, "</s>": 1, "?": 2}, merges=[], unk_token="?", byte_fallback=True))
+    strip = decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
+    )
+    tokenizer.add_special_tokens(["</s>"])
+    toy.files = msgspec.structs.replace(FILES, chat_template=TEMPLATE, tokenizer_json=tokenizer.to_str(), eos_ids=[1])
+    toy.model.script = [0, 0, 1]
+    async with launch_gateway(toy.url) as gateway:
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I"}]
+        for fields, text in (({}, "a a"), ({"continue_final_message": True}, " a a")):
+            body = (await gateway.chat(messages=messages, **fields)).json()
+            assert body["choices"][0]["message"]["content"] == text
+        assert (await gateway.complete(prompt=[0])).json()["choices"][0]["text"] == " a a"
 
 
 async def test_the_templates_own_variables(toy: ToyBackend, gateway: Gateway) -> None:
