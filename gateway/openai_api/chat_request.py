@@ -13,7 +13,7 @@ from gateway.openai_api.ask import Ask
 from gateway.openai_api.body import Rules, read_body, take, take_rest
 from gateway.openai_api.chat_prompt import ChatPromptFields, chat_prompt_of
 from gateway.openai_api.chat_response import ChatView
-from gateway.openai_api.generation import GenerationFields, check_format, check_generation, facts_of
+from gateway.openai_api.generation import ENGINES_OWN, GenerationFields, check_format, check_generation, facts_of
 from gateway.openai_api.response_format import FormatFields, format_of
 from gateway.openai_api.sampling import require, sampling_of, stop_ids_of
 from gateway.openai_api.tool_choice import ToolChoiceFields, tool_plan_of
@@ -22,6 +22,7 @@ ROUTE = "/v1/chat/completions"
 
 RULES = Rules(
     neutral={
+        **ENGINES_OWN,
         "modalities": (["text"],),
         "functions": ([],),
         "function_call": ("none", "auto"),

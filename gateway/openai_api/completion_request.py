@@ -16,7 +16,7 @@ from gateway.domain import Order, TextPrompt, TokenPrompt
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.body import Rules, read_body, take, take_rest
 from gateway.openai_api.completion_response import CompletionView
-from gateway.openai_api.generation import GenerationFields, check_format, check_generation, facts_of
+from gateway.openai_api.generation import ENGINES_OWN, GenerationFields, check_format, check_generation, facts_of
 from gateway.openai_api.response_format import FREE, FormatFields, format_of
 from gateway.openai_api.sampling import require, sampling_of, stop_ids_of
 
@@ -25,7 +25,7 @@ DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
 
 RULES = Rules(
-    neutral={"service_tier": ("auto", "default")},
+    neutral={**ENGINES_OWN, "service_tier": ("auto", "default")},
     refused=frozenset({"suffix"}),
     free=FREE,
 )

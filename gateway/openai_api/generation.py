@@ -13,6 +13,17 @@ from gateway.openai_api.sampling import SamplingFields, check_sampling, given, r
 from gateway.settings import MAX_CHOICES
 from policies.policy import RequestFacts
 
+ENGINES_OWN: dict[str, tuple[object, ...]] = {
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "no_stop_trim": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "priority": (0,),
+}
+"""vLLM's and SGLang's fields at their own defaults, which clients may send along: what they ask for holds."""
+
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 
