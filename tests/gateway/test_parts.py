@@ -40,6 +40,19 @@ async def test_places_are_counted_and_given_back() -> None:
     assert repr(admission) == "<Admission 0/3>"
 
 
+async def test_a_tenants_share_is_counted_and_given_back() -> None:
+    admission = Admission(8)
+    async with admission.admit(2, "acme", 0.25):
+        with pytest.raises(Overloaded, match="2 of the 2 places for acme are taken; this request needs 1"):
+            async with admission.admit(1, "acme", 0.25):
+                pass
+        async with admission.admit(6, "other", 1.0):
+            pass
+    async with admission.admit(2, "acme", 0.25):
+        pass
+    assert admission.places_for(0.001) == 1
+
+
 async def test_draining_refuses_and_expiry_ends() -> None:
     admission = Admission(3)
 
