@@ -10,14 +10,14 @@ import pytest
 
 from backend.engine.checkpoint import Checkpoint
 from backend.protocol import Sampling
-from backend.settings import Dtype
+from backend.settings import Device, Dtype
 from tests.backend.harness import draft_task, running_engine
 
 pytestmark = pytest.mark.slow
 
 
 def answer_of_a_process(
-    dtype: Dtype, threads: int, groups: int, window: int, drafted: int, **variables: str
+    dtype: Dtype, threads: int, groups: int, window: int, drafted: int, device: Device = "cpu", **variables: str
 ) -> tuple[str, str]:
     """Fingerprint and digest of the answers of a fresh process."""
     command = [
@@ -26,6 +26,7 @@ def answer_of_a_process(
         "tests.backend.answer_digest",
         dtype,
         *map(str, (threads, groups, window, drafted)),
+        device,
     ]
     # Waiting threads that spin starve each other where cores are shared; it has no bearing on bits.
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"} | variables

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-_TESTS = Path(__file__).with_name("interpreted")
+_TESTS = Path(__file__).with_name("triton_ops")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ What all of them have in common, and why a row's bits then depend on that row al
 - **Rows meet only as rows of a matrix product**, whose elements the hardware computes each from its own row and column.
   That is the one thing taken on trust (no vendor promises it in words); the start-up probe checks it.
 
-The PyTorch ops of the same names in backend/kernels are the readable references; tests/backend/interpreted compares the
-two in Triton's interpreter, tests/backend/test_triton_compile.py compiles each for three GPUs. Never run on a GPU yet.
+The PyTorch ops of the same names in backend/kernels are the readable references; tests/backend/triton_ops compares the
+two, in Triton's interpreter without a GPU; tests/backend/test_triton_compile.py compiles each for three GPUs. Never run
+on a GPU yet.
 """

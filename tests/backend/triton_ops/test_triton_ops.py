@@ -1,12 +1,13 @@
-"""Each Triton kernel, interpreted: bitwise, one row alone against every place and company; and against PyTorch's ops.
+"""Each Triton kernel: bitwise, one row alone against every place and company; and against PyTorch's ops.
 
-The interpreter shows that the logic holds: masks, offsets, loop bounds and order. What the hardware adds is for the
-tests marked `gpu`.
+Interpreted, this shows that the logic holds: masks, offsets, loop bounds and order. What a matrix unit adds shows on a
+GPU, where the shapes are larger too.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -28,28 +29,39 @@ from backend.kernels.triton_ops.sample import gumbel, mix32, sample
 from backend.kernels.triton_ops.swiglu import swiglu
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-CPU = torch.device("cpu")
+DEVICE = torch.device("cpu" if INTERPRETED.value else "cuda")
+LINEAR_SHAPES = [(77, 131), (200, 64), (5, 7)]
+ROWS = [2, 33, 67]
+if not INTERPRETED.value:
+    LINEAR_SHAPES += [(6144, 4096), (4096, 14336), (960, 576)]
+    ROWS += [1, 3, 4, 8, 16, 64, 128, 129, 512]
 # Two units in the last place of each dtype, and the reference's own rounding.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 
-def test_these_tests_are_interpreted() -> None:
-    assert INTERPRETED.value
+@pytest.fixture(autouse=True)
+def on_the_device() -> Iterator[None]:
+    with DEVICE:
+        yield
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator(DEVICE).manual_seed(seed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(77, 131), (200, 64), (5, 7)])
+@pytest.mark.parametrize("shape", LINEAR_SHAPES)
 @pytest.mark.parametrize("out", ["same", "float32"])
 def test_a_linear_row_depends_on_itself_alone(dtype: torch.dtype, shape: tuple[int, int], out: str) -> None:
-    generator = torch.Generator().manual_seed(shape[0])
+    generator = _seeded(shape[0])
     bias = torch.randn(shape[0], generator=generator) if out == "same" else None
     weight = DenseWeight(
-        torch.randn(*shape, generator=generator), bias, dtype, dtype if out == "same" else torch.float32, CPU
+        torch.randn(*shape, generator=generator), bias, dtype, dtype if out == "same" else torch.float32, DEVICE
     )
     row = torch.randn(shape[1], generator=generator).to(dtype)
     alone = linear(row[None], weight)
     assert alone.dtype == weight.out_dtype
-    for rows in (2, 33, 67):
+    for rows in ROWS:
         x = (torch.randn(rows, shape[1], generator=generator) * 3).to(dtype)
         places = sorted({0, rows // 2, rows - 1})
         x[places] = row
@@ -57,12 +69,12 @@ def test_a_linear_row_depends_on_itself_alone(dtype: torch.dtype, shape: tuple[i
         for place in places:
             assert torch.equal(y[place], alone[0]), f"{rows} rows, place {place}"
         expected = x.double() @ weight.matrix.double().T + (0 if bias is None else weight.bias.double())
-        torch.testing.assert_close(y.double(), expected, rtol=TOLERANCE[y.dtype], atol=1e-4)
+        torch.testing.assert_close(y.double(), expected, rtol=TOLERANCE[y.dtype], atol=1e-6 * shape[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_linear_row_does_not_depend_on_its_address(dtype: torch.dtype) -> None:
-    weight = DenseWeight(torch.randn(20, 30), None, dtype, dtype, CPU)
+    weight = DenseWeight(torch.randn(20, 30), None, dtype, dtype, DEVICE)
     x = torch.randn(9, 30).to(dtype)
     moved = torch.empty(9 * 30 + 1, dtype=dtype)[1:].view(9, 30)
     moved.copy_(x)
@@ -112,7 +124,7 @@ def test_an_attention_row_depends_on_its_prefix_alone(
     dtype: torch.dtype, heads: tuple[int, int], head_dim: int
 ) -> None:
     rng = random.Random(head_dim)
-    generator = torch.Generator().manual_seed(head_dim)
+    generator = _seeded(head_dim)
     query_heads, kv_heads = heads
     pool_blocks = 12
     keys = torch.randn(pool_blocks, kv_heads, BLOCK, head_dim, generator=generator).to(dtype)
@@ -169,7 +181,7 @@ def test_an_attention_row_ignores_what_stands_behind_it() -> None:
 def test_log_softmax(vocab: int) -> None:
     logits = torch.randn(5, vocab) * 6
     together = log_softmax(logits)
-    torch.testing.assert_close(together, sampling.logprobs(logits), rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(together, sampling.logprobs(logits), rtol=1e-6, atol=5e-6)
     for row in range(5):
         # A slice of an odd vocabulary lies at any address.
         assert torch.equal(log_softmax(logits[row : row + 1])[0], together[row])
@@ -186,13 +198,13 @@ def _noise_kernel(low: tl.tensor, high: tl.tensor, bits: tl.tensor, noise: tl.te
 
 @pytest.mark.parametrize("key", [(42, 0), (0, 1), (2**63 - 1, 131071), (-1, 7)])
 def test_the_noise_is_the_references(key: tuple[int, int]) -> None:
-    """Its hash bit for bit; its two logarithms to a few units in the last place."""
+    """Its hash bit for bit; its logarithms as far as a GPU's approximations go."""
     count = 1 << 14
     low, high = sampling.noise_keys([key])
     bits, noise = torch.empty(count, dtype=torch.int32), torch.empty(count)
     _noise_kernel[(1,)](low, high, bits, noise, COUNT=count)
     assert torch.equal(bits, sampling.noise_bits([key], count)[0])
-    torch.testing.assert_close(noise, sampling.gumbel([key], count)[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(noise, sampling.gumbel([key], count)[0], rtol=1e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize("vocab", [7, 331, 2 * sample_module.BLOCK + 1])
@@ -206,7 +218,7 @@ def test_sampling_chooses_as_the_reference_does(vocab: int) -> None:
     assert torch.equal(alone, together)
 
 
-@pytest.mark.parametrize("equal", [[3, 5], [5, 1027, 2000], [1999, 2047]])
+@pytest.mark.parametrize("equal", [[3, 5], [5, 5 + sample_module.BLOCK], [1999, 2047]])
 def test_of_equal_scores_the_lowest_id_wins(equal: list[int]) -> None:
     # Noise vanishes in logits of this size, which are therefore equal with it too.
     logits = torch.zeros(1, 2048)

@@ -1,4 +1,4 @@
-"""The lanes of a GPU on a CPU, interpreted: a whole engine over them, through the same interface as any other."""
+"""The lanes of a GPU, interpreted on a CPU where there is none: a whole engine over them, by the usual interface."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from functools import partial
 import pytest
 import torch
 
-from backend.kernels.cuda import CUDA_FAST, CUDA_FIXED
+from backend.kernels.cuda import CUDA_FAST, CUDA_FIXED, cuda_platform
 from backend.kernels.dense import DenseWeight
 from backend.kernels.platform import Platform
+from backend.kernels.triton_ops.launch import INTERPRETED
 from backend.protocol import Sampling
 from tests.backend.harness import TINY, Calls, running_engine, tiny_checkpoint, verify_task
 
 CPU = torch.device("cpu")
-INTERPRETED = Platform(
+ON_A_CPU = Platform(
     device=CPU,
     fast=CUDA_FAST,
     fixed=CUDA_FIXED,
@@ -24,6 +25,7 @@ INTERPRETED = Platform(
     hardware="interpreter",
     capture=None,
 )
+PLATFORM = ON_A_CPU if INTERPRETED.value else cuda_platform()
 # Each matrix fits into a tile or two: the interpreter is slow.
 SMALL = replace(
     TINY, vocab_size=120, hidden_size=36, intermediate_size=50, layers=1, heads=3, kv_heads=1, max_position=32
@@ -35,7 +37,7 @@ SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=1.0, top_p=0.9, see
 
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Calls]:
-    with running_engine(CHECKPOINT, "float32", groups=2, window=16, platform=INTERPRETED) as calls:
+    with running_engine(CHECKPOINT, "float32", groups=2, window=16, platform=PLATFORM) as calls:
         yield calls
 
 
