@@ -11,7 +11,7 @@
     │   ├── NotAllowed        403  the policy does not allow it
     │   └── Unauthenticated   401  no credentials, or none that hold
     ├── Overloaded            429  admission is full; with Retry-After
-    ├── RateLimited           429  a tenant's limit is reached; with Retry-After and x-ratelimit-*
+    │   └── RateLimited       429  a tenant's limit is reached; with x-ratelimit-* too
     ├── IssuerUnavailable     503  the keys that tokens are checked with cannot be fetched
     ├── LimitsUnavailable     503  the limits cannot be counted, and the policy's word is to deny
     ├── Draining              503  the gateway is shutting down; with Retry-After

@@ -94,6 +94,7 @@ def up(**flags: Any) -> None:
 
 @main.command()
 @click.option("--url", help="Base URL of a running Verbatim; without it the demo starts one of its own.")
+@click.option("--api-key", envvar="VERBATIM_API_KEY", help="For a Verbatim whose policy asks for one.")
 @click.option("--prompts", default=8, show_default=True, type=click.IntRange(1, len(PROMPTS)), help="Questions to ask.")
 @click.option(
     "--loads", default="1,8,16,32", show_default=True, help="Numbers of requests in flight, one after the other."
@@ -107,6 +108,7 @@ def up(**flags: Any) -> None:
 @_flags(ENGINE_FLAGS)
 def demo(
     url: str | None,
+    api_key: str | None,
     prompts: int,
     loads: str,
     tokens: int,
@@ -126,7 +128,7 @@ def demo(
     if min(in_flight) < 1:
         raise click.BadParameter("each load must be at least 1", param_hint="--loads")
     plan = Plan(prompts=prompts, loads=in_flight, tokens=tokens, temperature=temperature, seed=seed)
-    sys.exit(run_demo(plan, url, _argv(engine_flags), _free_port(), report))
+    sys.exit(run_demo(plan, url, api_key, _argv(engine_flags), _free_port(), report))
 
 
 @main.command()

@@ -82,10 +82,12 @@ class Plan:
         return [(load, prompts * -(-load // len(prompts))) for load in self.loads]
 
 
-def run_demo(plan: Plan, url: str | None, engine_argv: Sequence[str], port: int, report: Path | None) -> int:
+def run_demo(
+    plan: Plan, url: str | None, api_key: str | None, engine_argv: Sequence[str], port: int, report: Path | None
+) -> int:
     """Run the demo against `url`, or against a stack of its own on `port`; returns the exit status."""
     console = Console()
-    model, runs = asyncio.run(_ask_everything(plan, url, engine_argv, port, console))
+    model, runs = asyncio.run(_ask_everything(plan, url, api_key, engine_argv, port, console))
     console.print(render(runs))
     figures = [summary(run) for run in runs]
     if report is not None:
@@ -95,7 +97,7 @@ def run_demo(plan: Plan, url: str | None, engine_argv: Sequence[str], port: int,
 
 
 async def _ask_everything(
-    plan: Plan, url: str | None, engine_argv: Sequence[str], port: int, console: Console
+    plan: Plan, url: str | None, api_key: str | None, engine_argv: Sequence[str], port: int, console: Console
 ) -> tuple[str, list[Run]]:
     """The model's name and a run for each mode."""
     async with Children() as children:
@@ -106,7 +108,10 @@ async def _ask_everything(
             stack = await children.start("verbatim up", argv, grace_s=60, quiet=True)
             ended = asyncio.ensure_future(stack.wait())
         limits = httpx.Limits(max_connections=max(plan.loads) + 1)
-        async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        async with httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=None, limits=limits, trust_env=False
+        ) as client:
             model = await _until_ready(client, ended)
             console.print(
                 f"Asking {model} {plan.prompts} questions with {', '.join(map(str, plan.loads))} requests in flight,"
@@ -122,10 +127,13 @@ async def _until_ready(client: httpx.AsyncClient, ended: asyncio.Future[int]) ->
     while not ended.done():
         try:
             response = await client.get("/v1/models")
-            model: str = response.raise_for_status().json()["data"][0]["id"]
-            return model
         except httpx.TransportError:
             await asyncio.sleep(_READY_POLL_S)
+            continue
+        if response.is_error:
+            raise click.ClickException(f"status {response.status_code}: {response.text}")
+        model: str = response.json()["data"][0]["id"]
+        return model
     raise click.ClickException("the server did not start")
 
 

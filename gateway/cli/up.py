@@ -93,30 +93,30 @@ async def _until_ready(settings: Settings, console: Console) -> str:
         engine = BackendClient(http, settings.backend, call_timeout_s=5.0)
         with Progress(*columns, console=console) as progress:
             loading = progress.add_task("Loading the model", total=1.0)
-            while (model := await _model(client)) is None:
+            while (status := await _status(client)) is None:
                 await _show(engine, progress, loading)
                 await asyncio.sleep(POLL_S)
             progress.update(loading, completed=1.0)
+        model = (await engine.info()).model
     body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "is_deterministic": True}
     curl = [
         "curl",
         f"{settings.base_url}/v1/chat/completions",
         "-H",
         "content-type: application/json",
+        *(() if status != httpx.codes.UNAUTHORIZED else ("-H", "authorization: Bearer YOUR_KEY")),
         "-d",
         json.dumps(body),
     ]
     return f"Verbatim is ready: {settings.base_url}/v1\nTry it:\n  {shlex.join(curl)}\nStop with Ctrl-C."
 
 
-async def _model(client: httpx.AsyncClient) -> str | None:
-    """The model the gateway serves, once it does."""
+async def _status(client: httpx.AsyncClient) -> int | None:
+    """How the gateway greets who shows no credentials, once it answers."""
     try:
-        response = await client.get("/v1/models")
+        return (await client.get("/v1/models")).status_code
     except httpx.TransportError:
         return None
-    model: str = response.json()["data"][0]["id"]
-    return model
 
 
 async def _show(engine: BackendClient, progress: Progress, task: TaskID) -> None:

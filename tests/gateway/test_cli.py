@@ -102,6 +102,16 @@ def test_up_serves_and_stops_cleanly(number: signal.Signals) -> None:
         wait_gone(children)
 
 
+def test_up_under_a_policy_that_asks_for_a_key() -> None:
+    argv, _ = toy_up("--policy", str(ROOT / "policies/examples/ci.yaml"))
+    with process(argv) as up:
+        said = read_until(up, READY)
+        assert "-H 'authorization: Bearer YOUR_KEY'" in said
+        assert '"model": "toy"' in said
+        up.terminate()
+        assert up.wait() == 0
+
+
 def test_up_says_that_it_is_ready_on_standard_output() -> None:
     """So that who drops it, as the demo does, is not told to try things and press Ctrl-C."""
     argv, _ = toy_up()

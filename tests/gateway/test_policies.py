@@ -9,12 +9,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from conftest import Gateway, launch_gateway, launch_models
 from redis.asyncio import Redis
 from redis_process import RedisProcess, redis_process
 from toy_backend import Hang, ToyBackend, on
 
 from backend.protocol import StreamRequest, VerifyRequest
+from gateway.cli import main
 from gateway.limits.redis import RedisStore
 from gateway.models_file import ModelConfig
 from policies.api_keys import new_key
@@ -193,6 +195,19 @@ async def test_nobody_in_particular_is_welcome_where_the_policy_says_so(toy: Toy
         assert response.headers["x-verbatim-seed"] == "7"
         # A key that does not hold is no visitor's.
         error(await gateway.chat(with_key(new_key()[0])), 401)
+
+
+async def test_the_demo_shows_its_key_or_says_that_one_is_asked_for(toy: ToyBackend) -> None:
+    key, kept = new_key()
+    async with launch_gateway(
+        toy.url, policies=fixed(f"version: 1\ntenants: {{a: {{keys: [{entry(kept)}]}}}}")
+    ) as gateway:
+        argv = ["demo", "--url", gateway.url, "--prompts", "1", "--loads", "1", "--tokens", "2"]
+        refused = await asyncio.to_thread(CliRunner().invoke, main, argv)
+        assert refused.exit_code == 1
+        assert "status 401" in refused.output
+        answered = await asyncio.to_thread(CliRunner().invoke, main, argv, env={"VERBATIM_API_KEY": key})
+        assert answered.exit_code == 0, answered.output
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
