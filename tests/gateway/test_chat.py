@@ -614,9 +614,8 @@ async def test_trouble_before_the_first_byte(
 
 
 @pytest.mark.parametrize("fault", [Status(500), Status(503), Status(200, b"{}"), Drop(5)])
-@pytest.mark.parametrize("path", ["/v1/draft", "/v1/verify"])
-async def test_trouble_in_mid_stream(toy: ToyBackend, gateway: Gateway, fault: Fault, path: str) -> None:
-    toy.faults = lambda p, n: fault if p == path and n >= 1 else None
+async def test_trouble_in_mid_stream(toy: ToyBackend, gateway: Gateway, fault: Fault) -> None:
+    toy.faults = lambda p, n: fault if p == "/v1/verify" and n >= 1 else None
     response = await gateway.chat(is_deterministic=True, stream=True)
     assert response.status_code == 200
     items = events(response)
@@ -625,6 +624,17 @@ async def test_trouble_in_mid_stream(toy: ToyBackend, gateway: Gateway, fault: F
     assert all("choices" in item for item in items[:-1])
     whole = await gateway.chat(is_deterministic=True)
     assert error(whole, (items[-1]["error"]["code"] == "backend_unavailable" and 503) or 502)
+
+
+@pytest.mark.parametrize("fault", [Status(500), Status(503), Status(200, b"{}"), Drop(5)])
+async def test_trouble_with_drafts_changes_no_byte(toy: ToyBackend, gateway: Gateway, fault: Fault) -> None:
+    ask: dict[str, Any] = {"is_deterministic": True, "max_tokens": 60, "logprobs": True}
+    undisturbed = (await gateway.chat(**ask)).json()
+    assert toy.calls["/v1/draft"] > 1
+    toy.calls.clear()
+    toy.faults = lambda p, n: fault if p == "/v1/draft" and n >= 1 else None
+    response = await gateway.chat(**ask)
+    assert {**response.json(), "created": 0} == {**undisturbed, "created": 0}
 
 
 @pytest.mark.parametrize("after", [200, 400, 1000])

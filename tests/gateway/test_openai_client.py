@@ -68,7 +68,8 @@ async def test_errors_are_the_clients_own(toy: ToyBackend, client: openai.AsyncO
     toy.faults = on("/v1/verify", Status(429))
     with pytest.raises(openai.RateLimitError):
         await client.chat.completions.create(**ask, extra_body={"is_deterministic": True})
-    toy.faults = lambda path, nth: Status(500) if path == "/v1/draft" else None
+    toy.calls.clear()
+    toy.faults = lambda path, nth: Status(500) if path == "/v1/verify" and nth >= 1 else None
     stream = await client.chat.completions.create(**ask, stream=True, extra_body={"is_deterministic": True})
     with pytest.raises(openai.APIError, match="the toy says 500"):
         async for _ in stream:
