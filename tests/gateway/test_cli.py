@@ -21,6 +21,8 @@ from click.testing import CliRunner
 from toy_backend import Hang, ToyBackend, Wait, on
 
 from gateway.cli import main
+from gateway.cli.commands import bind
+from gateway.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}
@@ -281,3 +283,19 @@ def test_the_engines_flags_are_shown_as_the_engine_has_them(command: str) -> Non
     assert len(ours) >= 6
     assert all(default for _, default in ours.values())
     assert {name: shown.get(name) for name in ours} == ours
+
+
+async def test_accepted_connections_do_not_delay_small_writes() -> None:
+    """asyncio sees to that only where the listening socket names its protocol."""
+    accepted: asyncio.Queue[int] = asyncio.Queue()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.put_nowait(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with bind(Settings("http://127.0.0.1:1", port=0)) as listener:
+        async with await asyncio.start_server(connected, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await accepted.get() == 1
+            writer.close()
+            await writer.wait_closed()
