@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Options for the benchmarks of this engine, such as --quick.
 BENCH ?=
 
-.PHONY: install check test bench up demo clean
+.PHONY: install check test test-sglang bench up demo clean
 
 install: .venv/installed
 
@@ -28,6 +28,14 @@ check: install
 test: install
 	$(BIN)/pytest
 
+# SGLang has an environment of its own, which the tests find.
+test-sglang: install .venv-sglang/installed
+	$(BIN)/pytest -m sglang
+
+.venv-sglang/installed: scripts/install-sglang-cpu.sh pyproject.toml
+	PYTHON=$(PYTHON) scripts/install-sglang-cpu.sh .venv-sglang
+	touch $@
+
 bench: install
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.share_table $(BENCH)
@@ -45,4 +53,4 @@ demo: install
 	$(BIN)/verbatim demo
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-sglang

@@ -1,20 +1,18 @@
-"""Writes a checkpoint as a Hugging Face folder, for servers that read no GGUF files. Weights stay float32.
-
-`python -m backend.sglang.hf_folder MODEL FOLDER` does it from the command line.
-"""
+"""Writes a checkpoint as a Hugging Face folder, for servers that read no GGUF files. Weights stay float32."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
-import click
 from safetensors.torch import save_file
 
 from backend.engine.checkpoint import Checkpoint, ModelConfig
 from backend.engine.open_checkpoint import open_checkpoint
 from backend.protocol import TokenizerFiles
 
+_CONFIG = "config.json"
 _TOP = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "lm_head": "lm_head"}
 _PARTS = {
     "attention_norm": "input_layernorm",
@@ -22,6 +20,21 @@ _PARTS = {
     **{f"{letter}_proj": f"self_attn.{letter}_proj" for letter in "qkvo"},
     **{f"{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
 }
+
+
+def as_hf_folder(model: str) -> Path:
+    """A folder with `model`, which is one already or whatever else open_checkpoint takes. Raises CheckpointError.
+
+    What had to be written stays in the user's cache, under the digest of what it was read from.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    checkpoint = open_checkpoint(model, lambda share: None)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "verbatim" / checkpoint.digest / checkpoint.config.name
+    if not (folder / _CONFIG).exists():
+        write_hf_folder(checkpoint, folder)
+    return folder
 
 
 def write_hf_folder(checkpoint: Checkpoint, folder: Path) -> None:
@@ -32,7 +45,7 @@ def write_hf_folder(checkpoint: Checkpoint, folder: Path) -> None:
     tokenizer = checkpoint.tokenizer
     (folder / "tokenizer.json").write_text(tokenizer.tokenizer_json)
     _write(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, checkpoint.config))
-    _write(folder / "config.json", _config(checkpoint))
+    _write(folder / _CONFIG, _config(checkpoint))
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, object]:
@@ -81,15 +94,3 @@ def _their_name(name: str) -> str:
 
 def _write(file: Path, values: dict[str, object]) -> None:
     file.write_text(json.dumps(values, indent=2) + "\n")
-
-
-@click.command()
-@click.argument("model")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-def main(model: str, folder: Path) -> None:
-    """Write MODEL, whatever `--model` of the engine takes, as a Hugging Face folder."""
-    write_hf_folder(open_checkpoint(model, lambda share: None), folder)
-
-
-if __name__ == "__main__":
-    main()

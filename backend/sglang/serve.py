@@ -10,16 +10,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import click
+import torch
 
+from backend.engine.checkpoint import CheckpointError
 from backend.protocol import VerifyShape
+from backend.sglang.hf_folder import as_hf_folder
 from backend.sglang.settings import AdapterSettings
 from backend.sglang.version_gate import UnsupportedVersionError, check_version
 
 NEEDED_FLAGS = ("--disable-overlap-schedule", "--cuda-graph-backend-prefill=disabled")
-CPU_FLAGS = ("--dtype", "float32", "--sampling-backend", "pytorch", "--sleep-on-idle")
+CPU_FLAGS = (
+    *("--dtype", "float32"),
+    *("--sampling-backend", "pytorch"),
+    "--sleep-on-idle",
+    *("--max-total-tokens", "16384"),  # SGLang's own idea is most of the machine's memory.
+)
 """Defaults, which flags of the user's override."""
 CPU_ENVIRONMENT = {
     "SGLANG_PLATFORM": "verbatim_cpu",
@@ -31,18 +38,22 @@ CPU_ENVIRONMENT = {
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--model-path", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--model-path", required=True, help="A Hugging Face folder, or what `--model` of the engine takes.")
 @click.option("--verify-groups", default=8, show_default=True, type=click.IntRange(1))
 @click.option("--verify-window", default=32, show_default=True, type=click.IntRange(4))
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
-def main(model_path: Path, verify_groups: int, verify_window: int, flags: tuple[str, ...]) -> None:
+def main(model_path: str, verify_groups: int, verify_window: int, flags: tuple[str, ...]) -> None:
     """Start SGLang with the window protocol beside its own endpoints. All other FLAGS are SGLang's."""
     try:
         check_version()
-    except UnsupportedVersionError as error:
+        folder = as_hf_folder(model_path)
+    except (UnsupportedVersionError, CheckpointError) as error:
         raise click.ClickException(str(error)) from error
+    if _value(flags, "--device") is None and not torch.cuda.is_available():
+        flags = ("--device", "cpu", *flags)
     settings = AdapterSettings(VerifyShape(groups=verify_groups, window=verify_window))
-    argv = [sys.executable, "-m", "backend.sglang.server", "--model-path", str(model_path), *arguments(flags)]
+    argv = [sys.executable, "-m", "backend.sglang.server", "--model-path", str(folder)]
+    argv += ["--served-model-name", folder.resolve().name, *arguments(flags)]
     os.execve(sys.executable, argv, environment(flags, os.environ) | settings.to_environment())
 
 

@@ -106,7 +106,7 @@ class Service:
             raise CallError("role_refused", f"this backend does not verify: {self._refusal}")
 
     async def verify(self, call: VerifyRequest) -> VerifyResponse:
-        """Raises CallError. `extend` is left to the next window: decoding a token would cost a whole pass."""
+        """Raises CallError."""
         replay = await self._queue.verify(call)
         return VerifyResponse(
             agreed=replay.agreed, tokens=replay.tokens, finish=replay.finish, fingerprint=self.info.fingerprint

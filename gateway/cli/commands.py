@@ -19,7 +19,7 @@ import uvloop
 from gateway.app import serve
 from gateway.cli.demo import PROMPTS, Plan, run_demo
 from gateway.cli.policy import keys, policy
-from gateway.cli.up import run_up
+from gateway.cli.up import BACKEND_COMMANDS, run_up
 from gateway.errors import ConfigError, GatewayError
 from gateway.models_file import ModelConfig, load_models
 from gateway.settings import Settings, read_settings
@@ -45,9 +45,10 @@ GATEWAY_FLAGS = [
     click.option("--health-timeout-s", type=float, help="For a backend to say how it is."),
     click.option("--drain-timeout-s", type=float, help="For requests in flight after SIGTERM."),
 ]
+DEFAULT_MODEL = "smollm2-135m-instruct"
 # The engine owns these defaults and ranges. Said again here, where it cannot be imported; a test compares the two.
 ENGINE_FLAGS = [
-    click.option("--model", show_default="smollm2-135m-instruct", help="GGUF file or Hugging Face folder."),
+    click.option("--model", show_default=DEFAULT_MODEL, help="GGUF file or Hugging Face folder."),
     click.option("--device", show_default="cpu", type=click.Choice(["cpu", "cuda"])),
     click.option("--dtype", show_default="bfloat16", type=click.Choice(["float32", "bfloat16"])),
     click.option("--threads", show_default="1", type=click.IntRange(1), help="Threads of the engine."),
@@ -62,6 +63,15 @@ ENGINE_FLAGS = [
         help="Rows of each request in one verification pass.",
     ),
 ]
+
+BACKEND_FLAG = click.option(
+    "--backend",
+    "kind",
+    default="engine",
+    show_default=True,
+    type=click.Choice(list(BACKEND_COMMANDS)),
+    help="The embedded engine, or a stock SGLang (see docs/sglang.md).",
+)
 
 
 def _flags(options: list[Option]) -> Callable[[Command], Command]:
@@ -80,16 +90,17 @@ def main() -> None:
 
 
 @main.command()
+@BACKEND_FLAG
 @_flags(GATEWAY_FLAGS)
 @_flags(ENGINE_FLAGS)
-def up(**flags: Any) -> None:
+def up(kind: str, **flags: Any) -> None:
     """Start an engine and a gateway on this machine, and stop both with Ctrl-C."""
     engine_flags = {name: flags.pop(name) for name in _names(ENGINE_FLAGS)}
     # The backend's address is ours to choose; the settings are read here too so that a mistake shows before any start.
     settings = _settings({**flags, "backend": f"http://127.0.0.1:{_free_port()}"})
     _policies(settings)
     bind(settings).close()
-    code = asyncio.run(run_up(settings, _argv(engine_flags), _argv(flags)))
+    code = asyncio.run(run_up(settings, _backend_argv(kind, engine_flags), _argv(flags), BACKEND_COMMANDS[kind]))
     sys.exit(code)
 
 
@@ -106,6 +117,7 @@ def up(**flags: Any) -> None:
 @click.option(
     "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here as JSON."
 )
+@BACKEND_FLAG
 @_flags(ENGINE_FLAGS)
 def demo(
     url: str | None,
@@ -116,6 +128,7 @@ def demo(
     temperature: float,
     seed: int,
     report: Path | None,
+    kind: str,
     **engine_flags: Any,
 ) -> None:
     """Ask the same questions under changing load, in mode off and in mode verified, and compare the answers.
@@ -129,7 +142,8 @@ def demo(
     if min(in_flight) < 1:
         raise click.BadParameter("each load must be at least 1", param_hint="--loads")
     plan = Plan(prompts=prompts, loads=in_flight, tokens=tokens, temperature=temperature, seed=seed)
-    sys.exit(run_demo(plan, url, api_key, _argv(engine_flags), _free_port(), report))
+    _backend_argv(kind, engine_flags)
+    sys.exit(run_demo(plan, url, api_key, ["--backend", kind, *_argv(engine_flags)], _free_port(), report))
 
 
 @main.command()
@@ -161,14 +175,16 @@ def backend() -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def engine(arguments: tuple[str, ...]) -> None:
     """The embedded engine; all flags are its own."""
-    os.execv(sys.executable, [sys.executable, "-m", "backend.server", *arguments])
+    command = BACKEND_COMMANDS["engine"]
+    os.execv(command[0], [*command, *arguments])
 
 
 @backend.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def sglang(arguments: tuple[str, ...]) -> None:
     """A stock SGLang server; besides --model-path and --verify-..., all flags are SGLang's own."""
-    os.execv(sys.executable, [sys.executable, "-m", "backend.sglang.serve", *arguments])
+    command = BACKEND_COMMANDS["sglang"]
+    os.execv(command[0], [*command, *arguments])
 
 
 def _names(options: list[Option]) -> list[str]:
@@ -181,6 +197,17 @@ def _names(options: list[Option]) -> list[str]:
 def _argv(flags: dict[str, Any]) -> list[str]:
     given = {name: value for name, value in flags.items() if value is not None}
     return [part for name, value in given.items() for part in ("--" + name.replace("_", "-"), str(value))]
+
+
+def _backend_argv(kind: str, flags: dict[str, Any]) -> list[str]:
+    """The engine's flags as the backend of this kind calls them."""
+    if kind == "engine":
+        return _argv(flags)
+    for name in ("threads", "kv_bytes"):
+        if flags[name] is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} is a flag of the engine, not of {kind}")
+    model = flags["model"] or DEFAULT_MODEL
+    return ["--model-path", model, "--log-level", "warning", *_argv({**flags, "model": None})]
 
 
 def _settings(flags: dict[str, Any]) -> Settings:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import signal
 import sys
@@ -23,7 +24,11 @@ from gateway.cli.children import Child, Children
 from gateway.errors import BackendError
 from gateway.settings import Settings
 
-ENGINE_COMMAND = (sys.executable, "-m", "backend.server")
+BACKEND_COMMANDS = {
+    "engine": (sys.executable, "-m", "backend.server"),
+    # SGLang may live in an environment of its own.
+    "sglang": (os.environ.get("VERBATIM_SGLANG_PYTHON", sys.executable), "-m", "backend.sglang.serve"),
+}
 GATEWAY_COMMAND = (sys.executable, "-m", "gateway.cli", "gateway")
 POLL_S = 0.2
 ENGINE_GRACE_S = 10.0
@@ -32,7 +37,7 @@ GATEWAY_GRACE_MARGIN_S = 5.0
 
 
 async def run_up(
-    settings: Settings, engine_argv: list[str], gateway_argv: list[str], engine_command: Sequence[str] = ENGINE_COMMAND
+    settings: Settings, engine_argv: list[str], gateway_argv: list[str], engine_command: Sequence[str]
 ) -> int:
     """Run both until a signal comes or one of them ends; returns the exit status."""
     console = Console(stderr=True)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
-from backends import SGLANG_PYTHON, Backend, engine_command, sglang_command
 
 from backend.engine.checkpoint import ModelConfig
 from backend.engine.open_checkpoint import open_checkpoint
-from backend.protocol import TokenizerFiles
 from backend.sglang.hf_folder import write_hf_folder
-from tests.backend.harness import TINY, tiny_checkpoint
-from tests.backend.tiny_models import CHAT_TEMPLATE, tiny_tokenizer
+from tests.contract.backends import SGLANG_PYTHON, Backend, engine_command, sglang_command
+from tests.contract.tiny import contract_checkpoint
 
 MODEL = os.environ.get("VERBATIM_CONTRACT_MODEL")
 """A model for `open_checkpoint` instead of the tiny random one."""
@@ -31,12 +28,7 @@ KINDS = (
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelConfig]:
     """A folder that every backend reads."""
-    if MODEL is not None:
-        checkpoint = open_checkpoint(MODEL, lambda share: None)
-    else:
-        special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-        tokenizer = TokenizerFiles(tiny_tokenizer().to_str(), CHAT_TEMPLATE, [257], special)
-        checkpoint = replace(tiny_checkpoint(config=replace(TINY, max_position=4096)), tokenizer=tokenizer)
+    checkpoint = contract_checkpoint() if MODEL is None else open_checkpoint(MODEL, lambda share: None)
     folder = tmp_path_factory.mktemp("contract") / "model"
     write_hf_folder(checkpoint, folder)
     return folder, checkpoint.config

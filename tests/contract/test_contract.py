@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from backends import GROUPS, POOL_TOKENS, WINDOW, Backend
-from completions import GREEDY, Token, call, complete, draft, prompt, verify
 
 from backend.protocol import TokenizerFiles
+from tests.contract.backends import GROUPS, POOL_TOKENS, WINDOW, Backend
+from tests.contract.completions import GREEDY, Token, call, complete, draft, prompt, verify
 
 SAMPLINGS: list[dict[str, Any]] = [
     GREEDY,
