@@ -21,14 +21,15 @@ import torch
 from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
 
 from backend.kernels.adjust import Past
-from backend.kernels.sampling import Draw, choose, logprobs, top_scores
+from backend.kernels.ops import Ops
+from backend.kernels.sampling import Draw, choose, top_scores
 from backend.protocol import Sampling
 from backend.sglang.provenance import Provenance
 
 PARAMETER = "verbatim"
 """Name of the rule among a request's `custom_params`."""
-_ROWS = "verbatim_rows"
-"""Name of the rows' attribute of a batch's sampling info, for the length of a forward."""
+_OURS = "verbatim_ours"
+"""Name of the attribute of a batch's sampling info that holds them, from the forward to the sampler."""
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +55,30 @@ class Row:
     as_logits: bool
 
 
-def forward(
-    stock: Callable[..., Any], worker: Any, batch: Any, *rest: Any, provenance: Provenance, **options: Any
-) -> Any:
-    """Around TpModelWorker.forward_batch_generation: note what it writes, and attach the rows that are ours."""
-    if batch is not None:
-        if batch.out_cache_loc is not None:
-            provenance.wrote_fast(batch.out_cache_loc.to(torch.int64))
-        rows = [row for index, req in enumerate(batch.reqs) if (row := _row(index, req)) is not None]
-        if rows and batch.sampling_info is not None:
-            setattr(batch.sampling_info, _ROWS, rows)
-    return stock(worker, batch, *rest, **options)
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """What the hooks of one worker share: whose KV is whose, and the arithmetic of choosing."""
+
+    provenance: Provenance
+    ops: Ops
+
+    def forward(self, stock: Callable[..., Any], worker: Any, batch: Any, *rest: Any, **options: Any) -> Any:
+        """Around TpModelWorker.forward_batch_generation: note what it writes, and attach the rows that are ours."""
+        if batch is not None:
+            if batch.out_cache_loc is not None:
+                self.provenance.wrote_fast(batch.out_cache_loc.to(torch.int64))
+            rows = [row for index, req in enumerate(batch.reqs) if (row := _row(index, req)) is not None]
+            if rows and batch.sampling_info is not None:
+                setattr(batch.sampling_info, _OURS, _Ours(rows, self.ops))
+        return stock(worker, batch, *rest, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """The rows of a batch whose tokens we choose, and how."""
+
+    rows: list[Row]
+    ops: Ops
 
 
 def sample(
@@ -78,18 +92,19 @@ def sample(
     **options: Any,
 ) -> Any:
     """Around Sampler.forward: choose the tokens of our rows by their rules."""
-    rows: list[Row] | None = getattr(sampling_info, _ROWS, None)
-    if not rows:
+    ours: _Ours | None = getattr(sampling_info, _OURS, None)
+    if ours is None:
         return stock(sampler, output, sampling_info, return_logprob, top_counts, *rest, **options)
-    setattr(sampling_info, _ROWS, None)
+    setattr(sampling_info, _OURS, None)
+    rows, ops = ours.rows, ours.ops
     indices = torch.tensor([row.index for row in rows], device=output.next_token_logits.device)
     # A copy: the stock sampler works in place.
     logits = output.next_token_logits[indices].float()
     ids = stock(sampler, output, sampling_info, return_logprob, top_counts, *rest, **options)
-    chosen = choose(logits, [row.draw for row in rows])
+    chosen = choose(logits, [row.draw for row in rows], ops.sample)
     ids[indices] = chosen.to(ids.dtype)
     if return_logprob:
-        scores = logprobs(logits)
+        scores = ops.logprobs(logits)
         output.next_token_logprobs[indices] = scores.gather(1, chosen[:, None])[:, 0].to(output.next_token_logprobs)
         for place, row in enumerate(rows):
             _report_top(output, row, top_counts[row.index], (logits if row.as_logits else scores)[place])

@@ -26,6 +26,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
 from backend.kernels.attention import BLOCK, Layout, attention_fixed
+from backend.kernels.ops import Ops
 from backend.protocol import VerifyShape
 
 _SCRATCH_SLOT = 0
@@ -45,7 +46,7 @@ class Window:
 class FixedBatch(ForwardBatch):  # type: ignore[misc]
     """An extend batch that is a verification pass.
 
-    `layout` is that of attention_fixed over a pool gathered from the slots `gathered` [blocks, BLOCK], of which those
+    `layout` is that of `attention` over a pool gathered from the slots `gathered` [blocks, BLOCK], of which those
     outside `valid` hold nothing. `pool` is SGLang's. `logit_rows` [wanted] are the rows whose logits are asked for.
     """
 
@@ -55,9 +56,10 @@ class FixedBatch(ForwardBatch):  # type: ignore[misc]
     pool: Any = None
     logit_rows: torch.Tensor | None = None
     window: int = 0
+    attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout], torch.Tensor] = attention_fixed
 
 
-def fixed_batch(runner: Any, shape: VerifyShape, windows: list[Window], logit_rows: list[int]) -> FixedBatch:
+def fixed_batch(runner: Any, ops: Ops, shape: VerifyShape, windows: list[Window], logit_rows: list[int]) -> FixedBatch:
     """Arrange up to G windows, filled with dummies to G x W rows. `logit_rows` count rows of the whole pass."""
     groups, width = shape.groups, shape.window
     device = runner.device
@@ -113,6 +115,7 @@ def fixed_batch(runner: Any, shape: VerifyShape, windows: list[Window], logit_ro
         pool=runner.token_to_kv_pool,
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
         window=width,
+        attention=ops.attention,
     )
     translator = runner.kv_index_translator
     translator.own_plan(batch).bind(batch, translator)
@@ -132,7 +135,7 @@ def attend(
     k, v = k.view(-1, kv_heads, head_dim), v.view(-1, kv_heads, head_dim)
     batch.pool.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, None), k, v)
     keys, values = (_gather(buffer, batch.gathered, batch.valid) for buffer in batch.pool.get_kv_buffer(layer.layer_id))
-    return attention_fixed(q.reshape(-1, heads, head_dim), keys, values, batch.layout)
+    return batch.attention(q.reshape(-1, heads, head_dim), keys, values, batch.layout)
 
 
 def _gather(buffer: torch.Tensor, slots: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
 
     version: str
     device: str
-    device_name: str
+    hardware: str
+    fixed_ops: str
     dtype: str
     max_context: int
     pool_tokens: int

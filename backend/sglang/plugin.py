@@ -19,6 +19,7 @@ import msgspec
 from sglang.srt.managers.io_struct import RpcReqInput, RpcReqOutput
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from backend.kernels.platform import open_platform
 from backend.sglang import drafting, fixed_batch
 from backend.sglang.facts import server_facts
 from backend.sglang.fences import check_scheduler
@@ -66,10 +67,11 @@ def _after_scheduler_init(settings: AdapterSettings, result: None, scheduler: An
         if target not in HookRegistry._patched:
             raise HookError(f"SGLang has no {target}, or not as the adapter knows it")
     check_scheduler(scheduler)
-    verifier = Verifier(scheduler, settings.shape)
+    platform = open_platform("cuda" if scheduler.device.startswith("cuda") else "cpu")
+    verifier = Verifier(scheduler, platform.fixed, settings.shape)
     scheduler.verbatim_verifier = verifier
-    scheduler.verbatim_facts = server_facts(scheduler, settings)
-    scheduler.tp_worker.verbatim_provenance = verifier.provenance
+    scheduler.verbatim_facts = server_facts(scheduler, platform, settings)
+    scheduler.tp_worker.verbatim_drafter = drafting.Drafter(verifier.provenance, platform.fixed)
 
 
 def _with_facts(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def _with_facts(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:
 
 
 def _forward(stock: Callable[..., Any], worker: Any, batch: Any, *rest: Any, **options: Any) -> Any:
-    return drafting.forward(stock, worker, batch, *rest, provenance=worker.verbatim_provenance, **options)
+    return worker.verbatim_drafter.forward(stock, worker, batch, *rest, **options)
 
 
 def _answer_pass(stock: Callable[..., Any], scheduler: Any, request: RpcReqInput) -> Any:

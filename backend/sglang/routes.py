@@ -76,6 +76,12 @@ def add_routes(app: FastAPI, service: Service) -> None:
     _live_with(app, service)
 
 
+def _check(limits: Info, call: DraftRequest | VerifyRequest | StreamRequest) -> None:
+    check_call(limits, call)
+    if call.sampling.grammar is not None:
+        raise CallError("invalid_request", "the SGLang backend follows no grammar yet", "sampling.grammar")
+
+
 def _live_with(app: FastAPI, service: Service) -> None:
     """Run the service for as long as the server runs; should it break, so does the server."""
     stock = app.router.lifespan_context

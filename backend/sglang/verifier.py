@@ -25,7 +25,8 @@ from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from backend.kernels.adjust import Past
-from backend.kernels.sampling import Draw, choose, finite_rows, logprobs, top_scores
+from backend.kernels.ops import Ops
+from backend.kernels.sampling import Draw, choose, finite_rows, top_scores
 from backend.protocol import VerifyShape
 from backend.sglang.fixed_batch import Window, fixed_batch
 from backend.sglang.passes import Choice, Done, PassReply, PassRequest, Span, share_groups
@@ -54,10 +55,11 @@ class _Placed:
 class Verifier:
     """The fixed lane over one scheduler's weights, pool and prefix tree."""
 
-    def __init__(self, scheduler: Any, shape: VerifyShape):
+    def __init__(self, scheduler: Any, ops: Ops, shape: VerifyShape):
         self._tree = scheduler.tree_cache
         self._allocator = scheduler.token_to_kv_pool_allocator
         self._runner = scheduler.tp_worker.model_runner
+        self._ops = ops
         self._shape = shape
         self.provenance = Provenance(self._allocator.size + self._allocator.page_size, self._runner.device)
 
@@ -120,12 +122,12 @@ class Verifier:
                 windows.append(Window(item.span.tokens[start:stop], start, item.slots[:stop]))
         if not windows:
             return [Done(item.start, item.stop, []) for item in placed]
-        batch = fixed_batch(self._runner, self._shape, windows, rows)
+        batch = fixed_batch(self._runner, self._ops, self._shape, windows, rows)
         logits = self._runner.forward(batch).logits_output.next_token_logits
         done = []
         for item in placed:
             count = max(0, item.stop - item.first_choice)
-            choices, logits = _choose(item, logits[:count]), logits[count:]
+            choices, logits = _choose(self._ops, item, logits[:count]), logits[count:]
             done.append(Done(item.start, item.stop, choices))
         self._keep(placed)
         return done
@@ -145,7 +147,7 @@ def _key(tokens: list[int]) -> RadixKey:
     return RadixKey(array("q", tokens))
 
 
-def _choose(item: _Placed, logits: torch.Tensor) -> list[Choice]:
+def _choose(ops: Ops, item: _Placed, logits: torch.Tensor) -> list[Choice]:
     """Choose and score a token for each row of `logits` [rows, vocab], which begin at the item's first choice."""
     span = item.span
     if len(logits) == 0:
@@ -161,8 +163,8 @@ def _choose(item: _Placed, logits: torch.Tensor) -> list[Choice]:
     finite = finite_rows(logits)
     if not bool(finite.all()):
         logits = logits.masked_fill(~finite[:, None], 0.0)
-    ids = choose(logits, draws)
-    scores = logprobs(logits)
+    ids = choose(logits, draws, ops.sample)
+    scores = ops.logprobs(logits)
     chosen = scores.gather(1, ids[:, None])[:, 0]
     return [
         Choice(

@@ -224,6 +224,7 @@ async def test_bad_calls_are_refused_with_their_field(backend: Backend, client: 
         ("/v1/draft", good | {"count": 0}, "count"),
         ("/v1/draft", good | {"count": 1, "surprise": 1}, "surprise"),
         ("/v1/stream", {"context": [vocab], "max_tokens": 1}, "context"),
+        ("/v1/draft", good | {"count": 1, "sampling": {"grammar": {"kind": "regex", "text": "("}}}, "sampling.grammar"),
     ):
         response = await client.post(path, json=body)
         assert response.status_code == 400, (path, field)

@@ -26,7 +26,8 @@ from tests.backend.tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 FACTS = ServerFacts(
     version="0.5.23",
     device="cpu",
-    device_name="AVX512",
+    hardware="AVX512",
+    fixed_ops="cpu-fixed",
     dtype="float32",
     max_context=4090,
     pool_tokens=8192,
