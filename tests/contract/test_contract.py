@@ -228,7 +228,9 @@ async def test_bad_calls_are_refused_with_their_field(backend: Backend, client: 
     ):
         response = await client.post(path, json=body)
         assert response.status_code == 400, (path, field)
-        assert (response.json()["error"]["type"], response.json()["error"]["field"]) == ("invalid_request", field)
+        error = response.json()["error"]
+        # A grammar that is followed is at fault itself, one that is not as a whole.
+        assert error["type"] == "invalid_request" and error["field"].startswith(field)
 
 
 async def test_a_client_that_leaves_does_no_harm(backend: Backend, client: httpx.AsyncClient) -> None:
