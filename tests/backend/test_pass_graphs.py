@@ -10,6 +10,7 @@ import torch
 from backend.engine.kv_pool import KvPool
 from backend.engine.model import Model
 from backend.engine.pass_graphs import PassGraphs
+from backend.kernels.attention import BLOCK, Layout
 from backend.kernels.ops import CPU_FIXED
 from backend.kernels.platform import CPU, Compute
 from backend.protocol import Sampling, VerifyShape
@@ -82,3 +83,23 @@ def test_a_pass_takes_the_smallest_shape_that_is_not_much_larger(
     graphs: PassGraphs, lane: str, counts: list[int], shape: VerifyShape | None
 ) -> None:
     assert graphs.shape_for(lane, counts) == shape  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def test_a_pass_sees_nothing_of_the_one_before() -> None:
+    """Its table ends in zeros, not in the blocks of a longer sequence, whose values may be anything."""
+    model = Model(tiny_checkpoint(), torch.float32, lambda share: None)
+    kv = KvPool(TINY, torch.float32, 4)
+    graphs = PassGraphs(model, kv, {"fixed": CPU_FIXED}, VerifyShape(2, 4), lambda compute: compute)
+
+    def decode(position: int, table: list[int]) -> torch.Tensor:
+        at = torch.tensor([position])
+        slot = at % BLOCK + table[position // BLOCK] * BLOCK
+        layout = Layout(at, slot, torch.tensor([table]), at, width=1)
+        return graphs.hidden("fixed", VerifyShape(1, 1), torch.tensor([7]), layout).clone()
+
+    alone = decode(0, [2])
+    for values in kv.values:
+        values[4] = float("nan")
+    assert decode(BLOCK, [3, 4]).isnan().any()
+    assert torch.equal(decode(0, [2]), alone)
