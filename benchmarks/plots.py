@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.report import RESULTS
 
-_DTYPES = ("float32", "bfloat16")
+_COLOURS = {"float32": "C0", "bfloat16": "C1"}
 
 
 def main() -> None:
@@ -86,12 +86,13 @@ def spans(result: dict[str, Any]) -> Figure:
         length = result["options"]["tokens"]
         reached = [0, *(span for span in first if span < length), length]
         share = [0.0, *((i + 1) / count for i in range(len(reached) - 2)), (len(reached) - 2) / count]
-        axes[0].step(reached, share, where="post", label=part["dtype"])
+        style = {"where": "post", "label": part["dtype"], "color": _COLOURS[part["dtype"]]}
+        axes[0].step(reached, share, **style)
         second = part["second_spans"]
         if second:
             longest = max(second)
             portion = [sum(span <= n for span in second) / len(second) for n in range(longest + 1)]
-            axes[1].step(range(longest + 1), portion, where="post", label=part["dtype"])
+            axes[1].step(range(longest + 1), portion, **style)
     axes[0].set(title="unverified answers that have diverged", xlabel="by token", ylim=(0, 1))
     axes[1].set(title="second consistent span", xlabel="at most so many tokens", ylim=(0, 1.02))
     axes[0].legend(fontsize=6)
