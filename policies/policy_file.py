@@ -69,6 +69,11 @@ class PolicyFile:
             self.failures += 1
             log.error("policy not taken, %s stays in force: %s", self.current.version, error)
             return
+        except Exception:
+            # A mistake of ours must not end the watch: no later change would be taken.
+            self.failures += 1
+            log.exception("policy not taken, %s stays in force", self.current.version)
+            return
         self.current = self._accept(policy)
         self.reloads += 1
         log.info("policy %s is in force", policy.version)

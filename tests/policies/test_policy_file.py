@@ -67,6 +67,19 @@ async def test_a_change_is_taken_and_a_wrong_one_is_not(path: Path, caplog: pyte
     assert (seed_in_force(file), file.reloads) == (4, 2)
 
 
+async def test_not_even_a_mistake_of_ours_ends_the_watch(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = PolicyFile(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("policies.policy_file.read_policy", lambda path: 1 // 0)
+        await file.reload()
+    assert (file.reloads, file.failures) == (0, 1)
+    assert "ZeroDivisionError" in caplog.text
+    await file.reload()
+    assert file.reloads == 1
+
+
 class Stepped(PolicyFile):
     """Looks at its file when it is told to."""
 
