@@ -39,7 +39,6 @@ from gateway.limits.redis import RedisStore
 from gateway.limits.store import LimitStore
 from gateway.models import Models
 from gateway.models_file import ModelConfig
-from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES
 from gateway.passthrough import Passthrough
 from gateway.replica_group import watch
 from gateway.routes import build_router
@@ -69,7 +68,6 @@ def build_app(models: Models, authenticator: Authenticator, limiter: Limiter, se
         models,
         authenticator,
         limiter,
-        kept=frozenset(TOKENIZE_ROUTES + DETOKENIZE_ROUTES),
         max_body_bytes=max_body_bytes,
         call_timeout_s=settings.call_timeout_s,
     )

@@ -10,7 +10,6 @@ Owns what becomes of an answer on its way back. Who is asked is the upstream gro
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,9 +34,23 @@ from policies.policy import HEADER, Mode
 from policies.settings import SAMPLING
 
 _PREFIX = "/v1"
-_PATH = re.compile(r"/v1(/(?!\.{1,2}(/|$))[A-Za-z0-9_.:@-]+)+")
-"""What is handed on, decoded: no segment that leads up or is empty, and nothing that a URL reads as more than a path.
-With the upstream's key the gateway must not be led outside its base URL."""
+HANDED_ON = frozenset(
+    f"{_PREFIX}/{path}"
+    for path in (
+        "chat/completions",
+        "completions",
+        "embeddings",
+        "moderations",
+        "rerank",
+        "score",
+        "classify",
+        "pooling",
+        "audio/speech",
+        "images/generations",
+    )
+)
+"""Paths that infer and leave nothing behind. All tenants come with the same key of the upstream's: what it keeps under
+that key (files, fine-tuning jobs, batches, stored responses) would be everybody's."""
 
 _SAID_ANEW = frozenset({"date", "server"})
 """Headers of an answer that the server gives in which the gateway runs."""
@@ -68,7 +81,7 @@ class _Peek(msgspec.Struct):
 
 
 class Passthrough:
-    """`kept` are paths that are not handed on."""
+    """The layer in front of the application."""
 
     def __init__(
         self,
@@ -77,7 +90,6 @@ class Passthrough:
         authenticator: Authenticator,
         limiter: Limiter,
         *,
-        kept: frozenset[str],
         max_body_bytes: int,
         call_timeout_s: float,
     ) -> None:
@@ -85,13 +97,12 @@ class Passthrough:
         self._models = models
         self._authenticator = authenticator
         self._limiter = limiter
-        self._kept = kept
         self._max_body_bytes = max_body_bytes
         self._call_timeout_s = call_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or scope["method"] != "POST" or path in self._kept or not _PATH.fullmatch(path):
+        if scope["type"] != "http" or scope["method"] != "POST" or path not in HANDED_ON:
             await self._app(scope, receive, send)
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
