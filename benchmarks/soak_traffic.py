@@ -36,7 +36,7 @@ class Mix:
     seed: int = 0
     requests: int = 200
     clients: int = 16
-    blocks: int = 40
+    blocks: int = 28
     longest_prefix: int = 200
     longest_answer: int = 64
 
