@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.report import circumstances, print_table, write
 
-OTHERS = ("transformers", "continuous", "sglang")
-"""`generate` of transformers, its continuous batching, and stock SGLang, which needs an environment of its own."""
+OTHERS = ("transformers", "continuous", "sglang", "hooked")
+"""`generate` of transformers, its continuous batching, stock SGLang, and SGLang with the adapter in it."""
 SGLANG_PYTHON = os.environ.get("VERBATIM_SGLANG_PYTHON", ".venv-sglang/bin/python")
 
 
@@ -27,7 +27,7 @@ class Subject:
 
     def __init__(self, name: str, dtype: str, kv_bytes: int):
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        python = SGLANG_PYTHON if name == "sglang" else sys.executable
+        python = SGLANG_PYTHON if name in ("sglang", "hooked") else sys.executable
         command = [python, "-m", f"benchmarks.subject_{name}", dtype, str(kv_bytes)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

@@ -1,7 +1,7 @@
 """`python -m benchmarks.subject_sglang DTYPE KV_BYTES`: stock SGLang as a subject of benchmarks.engine.
 
 SGLang's own engine, without HTTP and without Verbatim's hooks; just the platform that lets it run on a plain CPU. Its
-scheduler and detokenizer are processes of their own, which count.
+scheduler and detokenizer are processes of their own, which count. benchmarks.subject_hooked is the same with the hooks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from backend.engine.checkpoint import Checkpoint
 from backend.sglang.hf_folder import write_hf_folder
 from backend.sglang.serve import environment
+from backend.sglang.settings import VARIABLE
 from benchmarks.subject import Generate, serve
 
 
@@ -36,6 +37,7 @@ def load(checkpoint: Checkpoint) -> tuple[Generate, dict[str, Any]]:
         sampling_backend="pytorch",
         sleep_on_idle=True,
         max_total_tokens=tokens,
+        disable_overlap_schedule=VARIABLE in os.environ,
         log_level="error",
     )
 

@@ -29,6 +29,8 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 9, "logit_bias": [[11, 4.0], [200, -8.0]], "min_tokens": 5},
 ]
 
+BAD_GRAMMAR = {"grammar": {"kind": "regex", "text": "("}}
+
 
 async def test_it_says_what_it_is(backend: Backend, client: httpx.AsyncClient) -> None:
     info = backend.info
@@ -224,7 +226,7 @@ async def test_bad_calls_are_refused_with_their_field(backend: Backend, client: 
         ("/v1/draft", good | {"count": 0}, "count"),
         ("/v1/draft", good | {"count": 1, "surprise": 1}, "surprise"),
         ("/v1/stream", {"context": [vocab], "max_tokens": 1}, "context"),
-        ("/v1/draft", good | {"count": 1, "sampling": {"grammar": {"kind": "regex", "text": "("}}}, "sampling.grammar"),
+        ("/v1/draft", good | {"count": 1, "sampling": BAD_GRAMMAR, "stop_ids": [257]}, "sampling.grammar"),
     ):
         response = await client.post(path, json=body)
         assert response.status_code == 400, (path, field)
