@@ -1,0 +1,132 @@
+"""The name of a log: a digest of all that determines a verified token sequence, and of who may read it.
+
+Owns the classification: each field of a completion, its jobs and their sampling either goes into the key or is a view,
+which chooses how much of the sequence is shown and how. A field that is not in `FIELDS` fails the build: the digest
+reads this table, and a test compares it with the types.
+
+Each value is written by its type, with its length in front, so no two different jobs write the same bytes. Numbers are
+written as the type that their field has: 0 and 0.0 are one temperature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from backend.protocol import Grammar, Sampling
+from gateway.domain import Completion, Job
+
+VERSION = b"verbatim log 1"
+"""Changes with the encoding of keys or entries; logs of another version are not found."""
+
+
+@dataclass(frozen=True, slots=True)
+class InKey:
+    """Determines the tokens or their logprobs; `write` makes bytes of it."""
+
+    why: str
+    write: Callable[..., bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Another value shows the same sequence in another way."""
+
+    why: str
+
+
+def _bytes(value: bytes) -> bytes:
+    return struct.pack(">Q", len(value)) + value
+
+
+def _text(value: str) -> bytes:
+    return b"s" + _bytes(value.encode())
+
+
+def _whole(value: int) -> bytes:
+    return b"i" + struct.pack(">q", value)
+
+
+def _real(value: float) -> bytes:
+    return b"d" + struct.pack(">d", float(value) + 0.0)  # no -0.0
+
+
+def _ids(value: tuple[int, ...]) -> bytes:
+    return b"t" + _bytes(struct.pack(f">{len(value)}q", *value))
+
+
+def _set_of_ids(value: tuple[int, ...]) -> bytes:
+    return _ids(tuple(sorted(set(value))))
+
+
+def _biases(value: tuple[tuple[int, float], ...]) -> bytes:
+    return b"b" + _bytes(b"".join(_whole(id_) + _real(bias) for id_, bias in value))
+
+
+def _grammar(value: Grammar | None) -> bytes:
+    return b"n" if value is None else _fields(value)
+
+
+def _sampling(value: Sampling) -> bytes:
+    return _fields(value)
+
+
+FIELDS: Mapping[type, Mapping[str, InKey | View]] = {
+    Completion: {
+        "fingerprint": InKey("weights, arithmetic and tokenizer: who produced the tokens", _text),
+        "model": View("a name for clients; the fingerprint says what it stands for"),
+        "mode": View("only verified completions have logs"),
+        "jobs": View("each job has a log of its own"),
+        "choices": View("each choice is a job, and its seed tells it from the others"),
+        "stops": View("stop strings are judged on committed tokens"),
+        "continues": View("how the first token's text is written"),
+        "spelled": View("which special tokens are written as text"),
+        "windows": View("never change the result"),
+    },
+    Job: {
+        "prompt": InKey("what is gone on from", _ids),
+        "sampling": InKey("how each token is chosen", _sampling),
+        "stop_ids": InKey(
+            "end the sequence, and min_tokens and a grammar look at them; their order is nothing", _set_of_ids
+        ),
+        "max_tokens": View("how much of the sequence is asked for"),
+        "top_logprobs": View("how many alternatives are shown; a log keeps as many as were computed"),
+    },
+    Sampling: {
+        "temperature": InKey("changes the choice", _real),
+        "top_p": InKey("changes the choice", _real),
+        "top_k": InKey("changes the choice", _whole),
+        "min_p": InKey("changes the choice", _real),
+        "seed": InKey("changes the choice", _whole),
+        "presence_penalty": InKey("changes the choice", _real),
+        "frequency_penalty": InKey("changes the choice", _real),
+        "repetition_penalty": InKey("changes the choice", _real),
+        "logit_bias": InKey("changes the choice; in ascending order of ids already", _biases),
+        "min_tokens": InKey("until then no stop id can be chosen", _whole),
+        "grammar": InKey("changes the choice", _grammar),
+    },
+    Grammar: {
+        "kind": InKey("how the text is read", _text),
+        "text": InKey("equal texts are equal grammars", _text),
+    },
+}
+"""What is in the key and what is not, and why."""
+
+
+def _fields(value: object) -> bytes:
+    """All fields of a value that are in the key, each behind its name."""
+    type_ = type(value)
+    written = [
+        _text(name) + field.write(getattr(value, name))
+        for name, field in FIELDS[type_].items()
+        if isinstance(field, InKey)
+    ]
+    return b"r" + _text(type_.__name__) + _bytes(b"".join(written))
+
+
+def log_key(reader: str | None, fingerprint: str, job: Job) -> bytes:
+    """The key of a job's log, 32 bytes. `reader` is the tenant whose it is, None for one that is shared."""
+    whose = b"n" if reader is None else _text(reader)
+    return hashlib.sha256(_bytes(VERSION) + whose + _text(fingerprint) + _fields(job)).digest()
