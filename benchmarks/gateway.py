@@ -143,7 +143,7 @@ async def measure(subject: Subject, options: argparse.Namespace) -> None:
     for concurrent in options.concurrent:
         requests = max(options.requests, 2 * concurrent)
         for stream in (False, True):
-            count = max(concurrent, options.requests // 10) if stream else requests
+            count = max(concurrent, options.requests // 50) if stream else requests
             subject.cells.append(await _cell(subject, count, concurrent, stream=stream))
     if options.streams and subject.name not in options.without_streams:
         subject.cells.append(await _cell(subject, options.streams, options.streams, stream=True))
@@ -157,7 +157,7 @@ def per_chunk_us(whole: dict[str, Any], streamed: dict[str, Any]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--concurrent", nargs="+", type=int, default=[1, 16, 64, 512])
-    parser.add_argument("--requests", type=int, default=1000, help="for each load; a tenth of them where streamed")
+    parser.add_argument("--requests", type=int, default=1000, help="for each load; a fiftieth where streamed")
     parser.add_argument("--streams", type=int, default=1000, help="streams at once, at the end; 0 for none")
     parser.add_argument("--without-streams", nargs="*", default=["FastAPI + httpx"], help="subjects spared of them")
     parser.add_argument("--peer", action="append", default=[], help="NAME=COMMAND with {port} and {upstream}")
