@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.api_keys import new_key
@@ -15,6 +15,9 @@ from policies.loader import load_policy
 from policies.policy import Mode
 from policies.sections import FileMistakes
 from policies.settings import KEYS
+
+# However busy the machine is: no time is asserted.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 _, KEY = new_key()
 MINIMAL = "version: 1\nanonymous: public\ntenants: {public: }\n"
@@ -212,6 +215,7 @@ LEAVES = WORDS | st.text() | st.none() | st.booleans() | st.integers() | st.floa
 TREES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(WORDS | st.text(), inner))
 
 
+@UNHURRIED
 @given(st.dictionaries(st.sampled_from(["version", "anonymous", "jwt", "defaults", "models", "tenants"]), TREES))
 def test_any_document_is_a_policy_or_a_list_of_mistakes(tree: object) -> None:
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from policies import settings
@@ -25,6 +26,9 @@ from policies.policy import (
     resolve,
     window_schedule,
 )
+
+# However busy the machine is: no time is asserted.
+UNHURRIED = hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SERVING = Serving(15)
 CHAT = "/v1/chat/completions"
@@ -269,6 +273,7 @@ def outcome(policy: Policy, tenant: str, facts: RequestFacts, serving: Serving) 
         return type(error), str(error), error.field
 
 
+@UNHURRIED
 @given(POLICIES, st.sampled_from([*TENANTS, "stranger"]), FACTS, SERVINGS)
 def test_resolve_is_total_and_deterministic(policy: Policy, tenant: str, facts: RequestFacts, serving: Serving) -> None:
     first = outcome(policy, tenant, facts, serving)
@@ -285,6 +290,7 @@ def test_resolve_is_total_and_deterministic(policy: Policy, tenant: str, facts: 
     assert first.mode in {Mode.OFF, chosen[settings.MODE], *chosen[settings.ALLOW]}
 
 
+@UNHURRIED
 @given(st.sampled_from(settings.KEYS), st.sets(st.integers(0, 3)))
 def test_the_first_section_in_the_order_of_precedence_decides(key: settings.Key[object], saying: set[int]) -> None:
     """Whatever the setting, and whichever of the sections make it."""
