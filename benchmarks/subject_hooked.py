@@ -1,4 +1,4 @@
-"""`python -m benchmarks.subject_hooked DTYPE KV_BYTES`: SGLang with the adapter's hooks in it, serving its own traffic."""
+"""`python -m benchmarks.subject_hooked DTYPE KV_BYTES`: SGLang with the hooks of the adapter, serving other traffic."""
 
 from __future__ import annotations
 

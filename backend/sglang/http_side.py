@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from sglang.srt.entrypoints.http_server import app
+from sglang.srt.runtime_context import get_serving
 
 from backend.sglang.door import Door
 from backend.sglang.passes import ServerFacts
@@ -18,8 +19,12 @@ START = "sglang.srt.entrypoints.http_server._setup_and_run_http_server"
 """Where SGLang starts its HTTP server."""
 
 
+_CHANGE_WEIGHTS = ("/update_weights", "/begin_weight_update", "/end_weight_update")
+"""Beginnings of the paths of SGLang's that change the weights under the fingerprint: they are not served."""
+
+
 class AdapterMissingError(Exception):
-    """A scheduler started without the adapter; its log says which hook failed."""
+    """The protocol cannot be served by this process or by its schedulers; the message says why."""
 
 
 def start_with_protocol(
@@ -35,6 +40,11 @@ def start_with_protocol(
     """Around `START`. Raises AdapterMissingError."""
     if not all(HANDSHAKE in info for info in scheduler_infos):
         raise AdapterMissingError("SGLang's scheduler runs without Verbatim's adapter; its log says why")
+    if get_serving().tokenizer_worker_num != 1:
+        raise AdapterMissingError("--tokenizer-worker-num must be 1: other workers would serve without the protocol")
+    app.router.routes[:] = [
+        route for route in app.router.routes if not getattr(route, "path", "").startswith(_CHANGE_WEIGHTS)
+    ]
     facts = msgspec.convert(scheduler_infos[0][HANDSHAKE], ServerFacts)
     add_routes(app, Service(manager, Door(port_args.rpc_ipc_name), facts))
     stock(server_args, manager, templates, port_args, scheduler_infos, *rest, **options)
