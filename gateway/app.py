@@ -40,6 +40,7 @@ from gateway.limits.store import LimitStore
 from gateway.models import Models
 from gateway.models_file import ModelConfig
 from gateway.passthrough import Passthrough
+from gateway.redis_connection import RedisConnection
 from gateway.replica_group import watch
 from gateway.routes import build_router
 from gateway.settings import Settings
@@ -119,13 +120,13 @@ async def open_store(redis_url: str | None) -> AsyncIterator[LimitStore]:
         yield MemoryStore(time.monotonic)
         return
     try:
-        store = RedisStore(redis_url)
+        connection = RedisConnection(redis_url)
     except ValueError as error:
         raise ConfigError("redis: not a URL of a Redis", param="redis") from error
     try:
-        yield store
+        yield RedisStore(connection)
     finally:
-        await store.aclose()
+        await connection.aclose()
 
 
 class DrainingServer(uvicorn.Server):

@@ -19,7 +19,8 @@ from dataclasses import replace
 
 from gateway.errors import LimitsUnavailable
 from gateway.limits.headers import rate_headers, refusal
-from gateway.limits.store import Charge, Lease, LimitStore, StoreUnavailable, Taken
+from gateway.limits.store import Charge, Lease, LimitStore, Taken
+from gateway.redis_connection import StoreUnavailable
 from policies.decision import Limits, Rate
 from policies.document import Unavailable
 

@@ -3,25 +3,14 @@
 One script takes everything a request needs or nothing, by Redis's own clock, so gateways' clocks do not matter. Keys
 hold tenants' and rules' names, never a credential. All keys of a call share a hash tag, so a cluster keeps them in one
 slot.
-
-Every call has one deadline, connecting included. After it the answer is `StoreUnavailable` and the connection is
-dropped, so that no later call can read this one's answer.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-
-from gateway.limits.store import LEASE_WAIT_MS, SLACK_MS, Charge, Lease, StoreUnavailable, Taken
-
-DEADLINE_S = 0.1
-CONNECTIONS = 64
+from gateway.limits.store import LEASE_WAIT_MS, SLACK_MS, Charge, Lease, Taken
+from gateway.redis_connection import RedisConnection
 
 SCRIPT = """
 -- KEYS: a bucket for each charge; then the set of leases, where places are asked for.
@@ -76,42 +65,27 @@ return answer
 
 
 class RedisStore:
-    """Buckets and leases in the Redis at a URL. The URL may hold a password and is never shown."""
+    """Buckets and leases behind a connection."""
 
-    def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
-        """Raises `ValueError` for what is no Redis URL."""
-        self._deadline_s = deadline_s
-        # One more try: a connection that idled may have been closed by the other side.
-        pool = BlockingConnectionPool.from_url(
-            url, max_connections=CONNECTIONS, timeout=deadline_s, retry=Retry(NoBackoff(), 1)
-        )
-        self._redis: Redis = Redis.from_pool(pool)
-        self._script = self._redis.register_script(SCRIPT)
+    def __init__(self, connection: RedisConnection) -> None:
+        self.connection = connection
+        self._script = connection.redis.register_script(SCRIPT)
 
     def __repr__(self) -> str:
         return "<RedisStore>"
 
     async def take(self, charges: Sequence[Charge], lease: Lease | None) -> Taken:
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                refused, wait_ms, *until_full_ms = await self._run(charges, lease)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(type(error).__name__) from error
+        async with self.connection.answering():
+            refused, wait_ms, *until_full_ms = await self._run(charges, lease)
         index = None if refused == 0 else int(refused) - 1
         return Taken(index, float(wait_ms), tuple(map(float, until_full_ms)))
 
     async def give_back(self, charges: Sequence[Charge], lease: Lease | None) -> None:
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                if charges:
-                    await self._run(charges, None)
-                if lease is not None:
-                    await self._redis.zrem(lease.key, *lease.ids)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(type(error).__name__) from error
-
-    async def aclose(self) -> None:
-        await self._redis.aclose()
+        async with self.connection.answering():
+            if charges:
+                await self._run(charges, None)
+            if lease is not None:
+                await self.connection.redis.zrem(lease.key, *lease.ids)
 
     async def _run(self, charges: Sequence[Charge], lease: Lease | None) -> list[bytes | int]:
         keys = [charge.key for charge in charges]

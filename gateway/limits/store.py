@@ -21,10 +21,6 @@ SLACK_MS = 0.001
 """A bucket that lacks less than this is full enough: floating point rounds."""
 
 
-class StoreUnavailable(Exception):
-    """The store did not answer in time, or not in order; nothing is known of what it did."""
-
-
 @dataclass(frozen=True, slots=True)
 class Charge:
     """A cost to take from a bucket; a negative one is given back and never refused. `capacity` may be spent at once.

@@ -18,7 +18,8 @@ from gateway.limits.headers import duration
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory import SWEEP_AT, MemoryStore
 from gateway.limits.redis import RedisStore
-from gateway.limits.store import Charge, Lease, LimitStore, StoreUnavailable, Taken, spend
+from gateway.limits.store import Charge, Lease, LimitStore, Taken, spend
+from gateway.redis_connection import RedisConnection, StoreUnavailable
 from policies.decision import Limits, Quota, Rate
 from policies.document import Unavailable
 
@@ -112,11 +113,11 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[LimitStore]:
         yield MemoryStore(Clock())
         return
     running: RedisProcess = request.getfixturevalue("server")
-    redis = RedisStore(running.url, deadline_s=10)
+    redis = RedisStore(RedisConnection(running.url, deadline_s=10))
     async with Redis.from_url(running.url) as client:
         await client.flushall()
     yield redis
-    await redis.aclose()
+    await redis.connection.aclose()
 
 
 def charge(cost: float, key: str = "k", per_minute: int = 6, capacity: float = 10) -> Charge:
@@ -163,7 +164,7 @@ async def test_places_are_held_renewed_and_given_back(store: LimitStore) -> None
 
 
 async def test_a_lease_that_nobody_renews_ends(server: RedisProcess) -> None:
-    store = RedisStore(server.url, deadline_s=10)
+    store = RedisStore(RedisConnection(server.url, deadline_s=10))
     assert (await store.take([], Lease("ends", ("a",), 1, 1))).refused is None
     while (await store.take([], Lease("ends", ("b",), 1, 30_000))).refused is not None:
         pass
@@ -173,7 +174,7 @@ async def test_a_lease_that_nobody_renews_ends(server: RedisProcess) -> None:
         await client.zadd("ends", {"c": 1})
     assert (await store.take([], Lease("ends", ("d",), 2, 30_000))).refused is None
     assert (await store.take([], Lease("ends", ("e",), 2, 30_000))).refused == 0
-    await store.aclose()
+    await store.connection.aclose()
 
 
 @UNHURRIED
@@ -187,7 +188,7 @@ def test_both_stores_decide_alike(server: RedisProcess, steps: list[tuple[str, i
     """At a rate so slow that the test's own time does not count: one in a minute, costs in whole numbers."""
 
     async def run() -> None:
-        memory, redis = MemoryStore(Clock()), RedisStore(server.url, deadline_s=10)
+        memory, redis = MemoryStore(Clock()), RedisStore(RedisConnection(server.url, deadline_s=10))
         async with Redis.from_url(server.url) as client:
             await client.flushall()
         for key, cost, capacity in steps:
@@ -196,24 +197,24 @@ def test_both_stores_decide_alike(server: RedisProcess, steps: list[tuple[str, i
             assert first.refused == second.refused
             assert second.wait_ms == pytest.approx(first.wait_ms, abs=10_000)
             assert second.until_full_ms == pytest.approx(first.until_full_ms, abs=10_000)
-        await redis.aclose()
+        await redis.connection.aclose()
 
     asyncio.run(run())
 
 
 async def test_many_gateways_at_once_take_exactly_what_there_is(server: RedisProcess) -> None:
-    stores = [RedisStore(server.url, deadline_s=30) for _ in range(4)]
+    stores = [RedisStore(RedisConnection(server.url, deadline_s=30)) for _ in range(4)]
     slow = Charge("shared", "requests", 1, 1, 25)
     taken = await asyncio.gather(*(stores[i % 4].take([slow], None) for i in range(100)))
     assert sum(one.refused is None for one in taken) == 25
     for one in stores:
-        await one.aclose()
+        await one.connection.aclose()
 
 
 async def test_nothing_is_left_behind_in_redis(server: RedisProcess) -> None:
     async with Redis.from_url(server.url) as client:
         await client.flushall()
-        store = RedisStore(server.url, deadline_s=10)
+        store = RedisStore(RedisConnection(server.url, deadline_s=10))
         lease = Lease("p", ("a",), 3, 30_000)
         await store.take([charge(5)], lease)
         assert sorted(await client.keys()) == [b"k", b"p"]
@@ -221,7 +222,7 @@ async def test_nothing_is_left_behind_in_redis(server: RedisProcess) -> None:
         assert 0 < await client.pttl("p") <= 30_000
         await store.give_back([charge(-5)], lease)
         assert await client.keys() == []
-        await store.aclose()
+        await store.connection.aclose()
 
 
 async def test_memory_drops_buckets_that_are_full_again() -> None:
@@ -239,8 +240,8 @@ async def test_memory_drops_buckets_that_are_full_again() -> None:
 
 async def test_a_redis_that_hangs_is_left_at_the_deadline_and_its_late_answers_are_nobodys(tmp_path: Path) -> None:
     with redis_process(tmp_path) as running:
-        store = RedisStore(running.url)
-        patient = RedisStore(running.url, deadline_s=30)
+        store = RedisStore(RedisConnection(running.url))
+        patient = RedisStore(RedisConnection(running.url, deadline_s=30))
         assert (await patient.take([charge(1, "a")], None)).refused is None
         running.freeze()
         calls = [store.take([charge(1, f"late-{index}", capacity=index + 1)], None) for index in range(20)]
@@ -250,13 +251,13 @@ async def test_a_redis_that_hangs_is_left_at_the_deadline_and_its_late_answers_a
         for index in range(20):
             taken = await patient.take([Charge(f"new-{index}", "requests", index + 1, 1, 100)], None)
             assert taken.until_full_ms == pytest.approx([(index + 1) * MINUTE_MS])
-        await store.aclose()
-        await patient.aclose()
+        await store.connection.aclose()
+        await patient.connection.aclose()
 
 
 async def test_a_redis_that_is_not_there(tmp_path: Path) -> None:
     with redis_process(tmp_path) as running:
-        store = RedisStore(running.url, deadline_s=30)
+        store = RedisStore(RedisConnection(running.url, deadline_s=30))
         await store.take([charge(1)], None)
         running.stop()
         port = int(running.url.rpartition(":")[2].partition("/")[0])
@@ -267,23 +268,23 @@ async def test_a_redis_that_is_not_there(tmp_path: Path) -> None:
                 await store.give_back([charge(-1)], None)
         with redis_process(tmp_path, port):
             assert (await store.take([charge(1)], None)).refused is None
-        await store.aclose()
+        await store.connection.aclose()
 
 
 async def test_what_others_wrote_there_is_no_answer(server: RedisProcess) -> None:
-    store = RedisStore(server.url, deadline_s=10)
+    store = RedisStore(RedisConnection(server.url, deadline_s=10))
     async with Redis.from_url(server.url) as client:
         await client.set("k", "not a number")
         with pytest.raises(StoreUnavailable):
             await store.take([charge(1)], None)
         await client.flushall()
-    await store.aclose()
+    await store.connection.aclose()
 
 
 def test_what_is_no_url() -> None:
     with pytest.raises(ValueError, match="redis://"):
-        RedisStore("http://x")
-    assert "secret" not in repr(RedisStore("redis://:secret@x"))
+        RedisStore(RedisConnection("http://x"))
+    assert "secret" not in repr(RedisStore(RedisConnection("redis://:secret@x")))
 
 
 # --- the limiter -----------------------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ async def test_places_are_free_again_however_a_request_ends() -> None:
 
 
 async def test_a_lease_is_renewed_while_its_request_runs(server: RedisProcess) -> None:
-    store = RedisStore(server.url, deadline_s=30)
+    store = RedisStore(RedisConnection(server.url, deadline_s=30))
     limiter = Limiter(store, lease_ttl_s=0.5, renew_every_s=0.01)
     limits = Limits(concurrency=Quota(1, "renewed"))
     async with Redis.from_url(server.url) as client:
@@ -368,7 +369,7 @@ async def test_a_lease_is_renewed_while_its_request_runs(server: RedisProcess) -
             assert later is not None
             assert later > ends
         assert await client.keys() == []
-    await store.aclose()
+    await store.connection.aclose()
 
 
 async def test_while_nobody_can_count_the_policys_word_holds(caplog: pytest.LogCaptureFixture) -> None:

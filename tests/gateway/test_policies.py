@@ -19,6 +19,7 @@ from backend.protocol import StreamRequest, VerifyRequest
 from gateway.cli import main
 from gateway.limits.redis import RedisStore
 from gateway.models_file import ModelConfig
+from gateway.redis_connection import RedisConnection
 from policies.api_keys import new_key
 from policies.document import FixedPolicy
 from policies.loader import load_policy
@@ -221,9 +222,9 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
 
 @pytest.fixture
 async def store(redis: RedisProcess) -> AsyncIterator[RedisStore]:
-    opened = RedisStore(redis.url, deadline_s=10)
+    opened = RedisStore(RedisConnection(redis.url, deadline_s=10))
     yield opened
-    await opened.aclose()
+    await opened.connection.aclose()
 
 
 async def test_a_client_is_told_where_it_stands_and_when_to_come_back(toy: ToyBackend) -> None:
@@ -308,7 +309,7 @@ async def test_a_tenant_holds_at_most_its_share_of_a_gateway(toy: ToyBackend) ->
 async def test_while_redis_does_not_answer_the_policys_word_holds(toy: ToyBackend, tmp_path: Path, word: str) -> None:
     text = ANYBODY + f"limits_unavailable: {word}\ntenants: {{a: {{limits: {{requests_per_minute: 1000000}}}}}}"
     with redis_process(tmp_path) as running:
-        store = RedisStore(running.url)
+        store = RedisStore(RedisConnection(running.url))
         async with launch_gateway(toy.url, policies=fixed(text), store=store) as gateway:
             running.freeze()
             response = await gateway.chat(max_tokens=2)
@@ -319,7 +320,7 @@ async def test_while_redis_does_not_answer_the_policys_word_holds(toy: ToyBacken
                 assert error(response, 503)["code"] == "limits_unavailable"
                 assert response.headers["retry-after"] == "1"
             running.thaw()
-        await store.aclose()
+        await store.connection.aclose()
 
 
 async def test_keys_reach_neither_redis_nor_logs_nor_answers(

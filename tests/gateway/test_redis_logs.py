@@ -1,0 +1,270 @@
+"""Logs in a real Valkey: atomic and idempotent, and whatever happens to it, nothing wrong comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+from redis_process import RedisProcess, redis_process
+from toy_model import float32
+
+from gateway.breaker import THRESHOLD
+from gateway.commit_log.memory import Conflict, Gap, MemoryLogs
+from gateway.commit_log.redis import Lease, RedisLogs
+from gateway.domain import Scored, Token
+from gateway.redis_connection import RedisConnection, StoreUnavailable
+
+KEY = bytes(range(32))
+NAME = f"verbatim:log:{{{KEY.hex()}}}"
+ME, YOU = Lease("me", 0), Lease("you", 0)
+
+
+def truth(position: int, top: int = 0) -> Token:
+    return Token(position % 7, float32(-position / 3), tuple(Scored(i, float32(-i / 7)) for i in range(top)))
+
+
+def truths(start: int, stop: int, top: int = 0) -> list[Token]:
+    return [truth(position, top) for position in range(start, stop)]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    with redis_process(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: RedisProcess) -> AsyncIterator[Redis]:
+    async with Redis.from_url(server.url) as client:
+        await client.flushall()
+        yield client
+
+
+@pytest.fixture
+async def logs(server: RedisProcess, client: Redis) -> AsyncIterator[RedisLogs]:
+    logs = RedisLogs(RedisConnection(server.url, deadline_s=10), Clock())
+    yield logs
+    await logs.connection.aclose()
+
+
+async def stands(logs: RedisLogs, start: int = 0) -> list[Token]:
+    return list((await logs.look(KEY, start, None)).tokens)
+
+
+async def test_what_is_appended_stands_and_grows(logs: RedisLogs, client: Redis) -> None:
+    assert await stands(logs) == []
+    await logs.append(KEY, 0, truths(0, 3), 60, None)
+    await logs.append(KEY, 0, truths(0, 3), 60, None)
+    await logs.append(KEY, 2, truths(2, 5, top=2), 60, None)
+    expected = [*truths(0, 2), *truths(2, 5, top=2)]
+    assert await stands(logs) == expected
+    assert await stands(logs, 3) == expected[3:]
+    await logs.append(KEY, 1, truths(1, 4), 60, None)
+    assert await stands(logs) == expected, "alternatives once known stay known"
+    assert 0 < await client.pttl(NAME) <= 60_000
+    assert 0 < (await logs.look(KEY, 0, None)).ttl_s <= 60
+
+
+async def test_an_append_that_disagrees_or_leaves_a_gap_changes_nothing(logs: RedisLogs) -> None:
+    await logs.append(KEY, 0, truths(0, 3, top=1), 60, None)
+    bad = dataclasses.replace(truth(2), logprob=-77.0)
+    for tokens in ([truth(1, top=2), bad, truth(3)], [truth(1, top=2), dataclasses.replace(truth(2), id=9)]):
+        with pytest.raises(Conflict) as conflict:
+            await logs.append(KEY, 1, tokens, 60, None)
+        assert conflict.value.position == 2
+    with pytest.raises(Gap) as gap:
+        await logs.append(KEY, 4, truths(4, 6), 60, None)
+    assert gap.value.length == 3
+    assert await stands(logs) == truths(0, 3, top=1)
+    assert logs.damaged == 0
+
+
+APPENDS = st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(0, 2), st.sampled_from([None, None, 0, 1, 2]))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(APPENDS, max_size=8))
+async def test_redis_and_memory_say_the_same(
+    logs: RedisLogs, client: Redis, appends: list[tuple[int, int, int, int | None]]
+) -> None:
+    await client.flushall()
+    memory = MemoryLogs(1 << 20, Clock())
+    for position, count, top, bad in appends:
+        tokens = truths(position, position + count, top)
+        if bad is not None and bad < count:
+            tokens[bad] = dataclasses.replace(tokens[bad], logprob=-77.0)
+        said: list[str] = []
+        for store in (memory, logs):
+            try:
+                if isinstance(store, MemoryLogs):
+                    store.append(KEY, position, tokens, 60)
+                else:
+                    await store.append(KEY, position, tokens, 60, None)
+                said.append("stands")
+            except (Conflict, Gap) as refusal:
+                said.append(repr(refusal))
+        assert said[0] == said[1]
+        assert await stands(logs) == list(memory.read(KEY))
+
+
+async def test_one_leads_until_it_ends(logs: RedisLogs, client: Redis) -> None:
+    assert (await logs.look(KEY, 0, ME)).leads
+    assert not (await logs.look(KEY, 0, YOU)).leads
+    assert (await logs.look(KEY, 0, ME)).leads
+    assert (await logs.look(KEY, 0, Lease("you", 5))).leads, "with other alternatives it is another work"
+    assert await logs.append(KEY, 0, truths(0, 1), 60, ME)
+    assert not await logs.append(KEY, 0, truths(0, 2), 60, YOU), "what it says is right all the same"
+    assert await stands(logs) == truths(0, 2)
+    await logs.release(KEY, YOU)
+    assert not (await logs.look(KEY, 0, YOU)).leads
+    await logs.release(KEY, ME)
+    assert (await logs.look(KEY, 0, YOU)).leads
+    assert not await logs.append(KEY, 2, truths(2, 3), 60, ME), "who lost its lease is told"
+    assert 0 < await client.pttl(NAME + ":lead:0") <= 3000
+    await client.delete(NAME + ":lead:0")
+    assert await logs.append(KEY, 2, truths(2, 3), 60, ME), "a lease that ended may be taken again"
+
+
+async def test_of_many_at_once_one_leads(server: RedisProcess, client: Redis) -> None:
+    many = [RedisLogs(RedisConnection(server.url, deadline_s=30), Clock()) for _ in range(4)]
+    looks = [one.look(KEY, 0, Lease(f"{i} {j}", 0)) for i, one in enumerate(many) for j in range(16)]
+    assert sum(look.leads for look in await asyncio.gather(*looks)) == 1
+    appends = [one.append(KEY, 0, truths(0, 1 + j), 60, None) for one in many for j in range(16)]
+    await asyncio.gather(*appends)
+    assert await stands(many[0]) == truths(0, 16)
+    for one in many:
+        await one.connection.aclose()
+
+
+async def test_both_keys_of_a_log_are_in_one_slot(logs: RedisLogs, client: Redis) -> None:
+    await logs.look(KEY, 0, ME)
+    await logs.append(KEY, 0, truths(0, 1), 60, ME)
+    names = [name.decode() for name in await client.keys("*")]
+    assert len(names) == 2
+    assert len({await client.execute_command("CLUSTER", "KEYSLOT", name) for name in names}) == 1
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [0, 2, 4])
+async def test_a_damaged_entry_is_cut_off_with_what_is_behind_it(logs: RedisLogs, client: Redis, position: int) -> None:
+    await logs.append(KEY, 0, truths(0, 5), 60, None)
+    entry = bytearray(await client.lindex(NAME, position))
+    entry[9] ^= 1
+    await client.lset(NAME, position, bytes(entry))
+    assert await stands(logs) == truths(0, position)
+    assert await client.llen(NAME) == position
+    assert logs.damaged == 1
+    await logs.append(KEY, position, truths(position, 6), 60, None)
+    assert await stands(logs) == truths(0, 6)
+
+
+async def test_a_damaged_entry_is_no_conflict(logs: RedisLogs, client: Redis) -> None:
+    await logs.append(KEY, 0, truths(0, 5), 60, None)
+    await client.lset(NAME, 3, b"\0" * 20)
+    await logs.append(KEY, 2, truths(2, 6), 60, None)
+    assert await stands(logs) == truths(0, 6)
+
+
+async def test_an_entry_of_another_log_is_seen(logs: RedisLogs, client: Redis) -> None:
+    await logs.append(KEY, 0, truths(0, 2), 60, None)
+    other = bytes(32)
+    await client.copy(NAME, f"verbatim:log:{{{other.hex()}}}")
+    assert (await logs.look(other, 0, None)).tokens == ()
+
+
+@pytest.mark.parametrize("make", ["set", "hset", "sadd"])
+async def test_a_key_of_another_type_is_thrown_away(logs: RedisLogs, client: Redis, make: str) -> None:
+    values = ("field", "value") if make == "hset" else ("value",)
+    for name in (NAME, NAME + ":lead:0"):
+        await getattr(client, make)(name, *values)
+    assert await stands(logs) == []
+    await getattr(client, make)(NAME, *values)
+    if make != "set":
+        assert (await logs.look(KEY, 0, ME)).leads
+    await getattr(client, make)(NAME, *values)
+    await logs.append(KEY, 0, truths(0, 2), 60, None)
+    assert await stands(logs) == truths(0, 2)
+
+
+# --- trouble ---------------------------------------------------------------------------------------------------------
+
+
+async def unavailable(*operations: Callable[[], Awaitable[object]]) -> None:
+    for operation in operations:
+        with pytest.raises(StoreUnavailable):
+            await operation()
+
+
+async def test_a_frozen_redis_opens_the_breaker_and_a_thawed_one_closes_it(tmp_path: Path) -> None:
+    clock = Clock()
+    with redis_process(tmp_path) as running:
+        logs = RedisLogs(RedisConnection(running.url), clock)
+        patient = RedisLogs(RedisConnection(running.url, deadline_s=30), clock)
+        await patient.append(KEY, 0, truths(0, 3), 60, None)
+        running.freeze()
+        await unavailable(*[lambda: logs.look(KEY, 0, ME)] * THRESHOLD)
+        assert logs.unanswered == THRESHOLD
+        await unavailable(lambda: logs.append(KEY, 3, truths(3, 4), 60, None), lambda: logs.release(KEY, ME))
+        assert logs.unanswered == THRESHOLD, "nobody asks any more"
+        running.thaw()
+        await patient.look(KEY, 0, None)
+        clock.now += 1
+        logs.connection._deadline_s = 30
+        assert await stands(logs) == truths(0, 3)
+        await logs.connection.aclose()
+        await patient.connection.aclose()
+
+
+async def test_a_dead_redis_and_one_restarted_empty(tmp_path: Path) -> None:
+    clock = Clock()
+    with redis_process(tmp_path) as running:
+        port = int(running.url.split(":")[-1].split("/")[0])
+        logs = RedisLogs(RedisConnection(running.url, deadline_s=30), clock)
+        await logs.append(KEY, 0, truths(0, 3), 60, None)
+        running.stop()
+        await unavailable(*[lambda: logs.look(KEY, 0, None)] * THRESHOLD)
+    with redis_process(tmp_path, port):
+        clock.now += 1
+        with pytest.raises(Gap):
+            await logs.append(KEY, 3, truths(3, 4), 60, None)
+        await logs.append(KEY, 0, truths(0, 4), 60, None)
+        assert await stands(logs) == truths(0, 4)
+        await logs.connection.aclose()
+
+
+async def test_a_full_redis_is_still_read(logs: RedisLogs, client: Redis) -> None:
+    await logs.append(KEY, 0, truths(0, 3), 60, None)
+    await client.config_set("maxmemory", 1)
+    try:
+        look = await logs.look(KEY, 0, ME)
+        assert (list(look.tokens), look.leads) == (truths(0, 3), True)
+        await unavailable(lambda: logs.append(KEY, 3, truths(3, 4), 60, ME))
+        assert await stands(logs) == truths(0, 3)
+    finally:
+        await client.config_set("maxmemory", 0)
+
+
+async def test_a_replica_that_cannot_be_written_is_still_read(logs: RedisLogs, client: Redis) -> None:
+    await logs.append(KEY, 0, truths(0, 3), 60, None)
+    await client.config_set("min-replicas-to-write", 1)
+    try:
+        look = await logs.look(KEY, 0, ME)
+        assert (list(look.tokens), look.leads) == (truths(0, 3), True)
+        await unavailable(lambda: logs.append(KEY, 3, truths(3, 4), 60, ME))
+    finally:
+        await client.config_set("min-replicas-to-write", 0)
