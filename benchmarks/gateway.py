@@ -182,13 +182,15 @@ def main() -> None:
             rows.append([subject.name, *cells, whole["errors"] + streamed["errors"]])
         if len(subject.cells) % 2:
             many = subject.cells[-1]
-            rows.append([f"{subject.name}, {many['concurrent']} streams", "", "", "", "", "", "", many["memory_mb"]])
-            rows[-1][-2:] = [many["memory_mb"], many["errors"]]
+            name = f"{subject.name}, {many['concurrent']} streams"
+            rows.append([name, *[""] * 6, many["memory_mb"], many["errors"]])
     head = ["subject", "at once", "CPU ms", "us a chunk", "p50 ms", "p99 ms", "first byte ms", "MB", "errors"]
-    print_table("What a gateway adds (CPU of its process; latencies as the client sees them)", head, rows)
-    result = circumstances(threads=1) | {"load": vars(options)}
+    peers = [peer.partition("=")[0] for peer in options.peer]
+    result = circumstances(threads=1) | {"load": vars(options) | {"peer": peers}}
     result["subjects"] = [{"name": s.name, "idle_mb": s.idle_mb, "cells": s.cells} for s in found]
-    print(f"\n{write(options.name, result)}")
+    written = write(options.name, result)
+    print_table("What a gateway adds (CPU of its process; latencies as the client sees them)", head, rows)
+    print(f"\n{written}")
 
 
 def _free_port() -> int:
