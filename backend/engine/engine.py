@@ -20,7 +20,7 @@ from backend.engine.checkpoint import Checkpoint, ModelConfig, Progress
 from backend.engine.fingerprint import fingerprint
 from backend.engine.kv_pool import RESERVED_BLOCKS, KvPool, block_bytes
 from backend.engine.lane_costs import FIXED_SHAPE, LANES_COINCIDE, Advice, LaneCosts
-from backend.engine.measure import MEASURE_BLOCKS, measure
+from backend.engine.measure import MEASURE_BLOCKS, measure, pass_clock
 from backend.engine.memory import bound_kernel_caches
 from backend.engine.model import Model
 from backend.engine.prefix_cache import PrefixCache
@@ -129,8 +129,9 @@ class Engine:
             if fixed.shape_invariant:
                 roles.append("decode")
         self._costs = LaneCosts(shape.window, settled)
+        self._pass_clock = pass_clock(platform.device.type, settings.threads)
         if settled is None:
-            measure(runner(MEASURE_BLOCKS), config, self._costs)
+            measure(runner(MEASURE_BLOCKS), config, self._costs, self._pass_clock)
         max_context = min(config.max_position, blocks * BLOCK)
         self._scheduler = Scheduler(
             Admission(self._cache, _MAX_RUNNING, settings.max_waiting),
@@ -259,7 +260,7 @@ class Engine:
 
     def _perform(self, work: Pass) -> None:
         before = [len(span.task.produced) for span in work.spans]
-        started = time.perf_counter()
+        started, began = time.perf_counter(), self._pass_clock()
         try:
             chosen = self._runner.run(work)
         except (RuntimeError, MemoryError) as error:
@@ -268,9 +269,8 @@ class Engine:
                 self._scheduler.fail(span.task)
                 self._listeners.pop(span.task).failed(EngineError(str(error)))
             return
-        seconds = time.perf_counter() - started
-        self._observe(work, seconds)
-        self._totals.add_pass(work, seconds)
+        self._observe(work, self._pass_clock() - began)
+        self._totals.add_pass(work, time.perf_counter() - started)
         outcome = self._scheduler.apply(work, chosen)
         for task, why in outcome.broken:
             self._listeners.pop(task).failed(EngineError(why.reason, why.field))
