@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -23,6 +25,8 @@ from backend.server.http import (
     unless_gone,
 )
 from backend.sglang.service import Service
+
+log = logging.getLogger(__name__)
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
@@ -90,6 +94,7 @@ def _live_with(app: FastAPI, service: Service) -> None:
     async def lifespan(app: Any) -> AsyncIterator[Any]:
         async with stock(app) as state:
             task = asyncio.create_task(service.run())
+            task.add_done_callback(_end_with)
             try:
                 yield state
             finally:
@@ -97,6 +102,12 @@ def _live_with(app: FastAPI, service: Service) -> None:
                 await asyncio.gather(task, return_exceptions=True)
 
     app.router.lifespan_context = lifespan
+
+
+def _end_with(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("the window protocol has broken down", exc_info=error)
+        signal.raise_signal(signal.SIGTERM)
 
 
 async def _events(

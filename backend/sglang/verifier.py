@@ -76,7 +76,13 @@ class Verifier:
             # Only now, with all prefixes locked, may the allocation evict.
             for item in placed:
                 self._allocate(item)
-            return PassReply(self._forward(placed))
+            try:
+                done = self._forward(placed)
+            except BaseException:
+                self._release(placed)
+                raise
+            self._keep(placed)
+            return PassReply(done)
         finally:
             for item in placed:
                 self._tree.unlock(item.lock)
@@ -129,8 +135,13 @@ class Verifier:
             count = max(0, item.stop - item.first_choice)
             choices, logits = _choose(self._ops, item, logits[:count]), logits[count:]
             done.append(Done(item.start, item.stop, choices))
-        self._keep(placed)
         return done
+
+    def _release(self, placed: list[_Placed]) -> None:
+        """Give back what a pass that broke was given. What it wrote into the tree is what the next pass writes too."""
+        for item in placed:
+            if item.stop > item.matched:
+                self._allocator.free(item.slots[item.matched :])
 
     def _keep(self, placed: list[_Placed]) -> None:
         """Enter what is new into the tree, and note what is verified. The tree frees what two spans computed twice."""
