@@ -107,6 +107,7 @@ def _headers(run: Run) -> dict[str, str]:
     completion, decision = run.completion, run.decision
     headers = {
         HEADER: completion.mode,
+        "X-Verbatim-Cache": run.cache,
         "X-Verbatim-Rule": decision.rule,
         "X-Verbatim-Policy": run.policy_version,
         "X-Verbatim-Seed": str(completion.seed),

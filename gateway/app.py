@@ -30,13 +30,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.admission import Admission
 from gateway.authentication import Authenticator
 from gateway.backend_client import open_http
+from gateway.commit_log.commit_log import CommitLog
+from gateway.commit_log.memory import MemoryLogs
+from gateway.commit_log.redis import RedisLogs
 from gateway.connect import connect
 from gateway.error_response import error_response
 from gateway.errors import ClientLeft, ConfigError, GatewayError, envelope
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory import MemoryStore
 from gateway.limits.redis import RedisStore
-from gateway.limits.store import LimitStore
 from gateway.models import Models
 from gateway.models_file import ModelConfig
 from gateway.passthrough import Passthrough
@@ -89,9 +91,11 @@ async def serve(
 ) -> None:
     """Run the gateway on a bound socket until it is told to stop; `announce` gets the base URL once it answers."""
     http = open_http(connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s)
-    async with http, open_store(settings.redis) as store:
-        limiter = Limiter(store)
-        served = await connect(http, models, settings, draw_seed, limiter)
+    async with http, open_redis(settings.redis) as redis:
+        limiter = Limiter(MemoryStore(time.monotonic) if redis is None else RedisStore(redis))
+        shared = None if redis is None else RedisLogs(redis, time.monotonic)
+        commit_log = CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic), shared)
+        served = await connect(http, models, settings, draw_seed, limiter, commit_log)
         authenticator = Authenticator(policies, TokenKeys(http), time.time)
         config = uvicorn.Config(
             build_app(served, authenticator, limiter, settings),
@@ -114,17 +118,17 @@ async def serve(
 
 
 @asynccontextmanager
-async def open_store(redis_url: str | None) -> AsyncIterator[LimitStore]:
-    """Where limits are counted; raises `ConfigError` for what is no URL."""
-    if redis_url is None:
-        yield MemoryStore(time.monotonic)
+async def open_redis(url: str | None) -> AsyncIterator[RedisConnection | None]:
+    """What gateways share; raises `ConfigError` for what is no URL."""
+    if url is None:
+        yield None
         return
     try:
-        connection = RedisConnection(redis_url)
+        connection = RedisConnection(url)
     except ValueError as error:
         raise ConfigError("redis: not a URL of a Redis", param="redis") from error
     try:
-        yield RedisStore(connection)
+        yield connection
     finally:
         await connection.aclose()
 

@@ -17,6 +17,7 @@ import msgspec
 from backend.protocol import PROTOCOL_VERSION
 from gateway.admission import Admission
 from gateway.backend_client import BackendClient
+from gateway.commit_log.commit_log import CommitLog
 from gateway.errors import StartError
 from gateway.limits.limiter import Limiter
 from gateway.models import Model, Models
@@ -38,6 +39,7 @@ async def connect(
     settings: Settings,
     draw_seed: Callable[[], int],
     limiter: Limiter,
+    commit_log: CommitLog,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Models:
     """Wait for the backends of all models; raises `StartError`. `sleep` is for the pauses before retries."""
@@ -64,7 +66,7 @@ async def connect(
         group = ReplicaGroup(model, info, replicas, sleep, drafter)
         await asyncio.gather(*(group.check(replica) for replica in replicas if replica is not first))
         served = msgspec.structs.replace(info, model=model)
-        return Model(model, Service(group, served, text, admission, limiter, draw_seed), group, upstreams)
+        return Model(model, Service(group, served, text, admission, limiter, commit_log, draw_seed), group, upstreams)
 
     return Models(await asyncio.gather(*map(open_model, configs)), admission)
 

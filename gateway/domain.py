@@ -232,6 +232,10 @@ class Finished:
     finish: Finish
 
 
+Progress: TypeAlias = Commit | Finished
+"""What generating a job yields: one or more commits, then the end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """New text, and the tokens that have been consumed since the last delta. Either may be empty, not both."""

@@ -32,7 +32,7 @@ from backend.protocol import (
     VerifyRequest,
     VerifyResponse,
 )
-from gateway.domain import Commit, Counts, Finish, Finished, Job, Scored, Token
+from gateway.domain import Commit, Counts, Finish, Finished, Job, Progress, Scored, Token
 from gateway.dvr import Command, Decode, Decoded, Draft, Loop, Verdict, Verifier, Verify
 from gateway.errors import (
     BackendError,
@@ -43,9 +43,6 @@ from gateway.errors import (
     ProtocolViolation,
     RoleRefused,
 )
-
-Progress: TypeAlias = Commit | Finished
-"""One or more commits, then the end."""
 
 
 class WindowBackend(Protocol):
@@ -61,10 +58,19 @@ class WindowBackend(Protocol):
 
 
 async def run_verified(
-    backend: WindowBackend, job: Job, windows: Sequence[int], verifier: Verifier, roles: Collection[Role]
+    backend: WindowBackend,
+    job: Job,
+    windows: Sequence[int],
+    verifier: Verifier,
+    roles: Collection[Role],
+    committed: Sequence[int] = (),
+    recorded: Sequence[int] = (),
 ) -> AsyncGenerator[Progress]:
-    """The verifier's own sequence. The backend is asked for nothing but what is in its `roles`."""
-    loop = Loop(job, windows, verifier, roles)
+    """The verifier's own sequence. The backend is asked for nothing but what is in its `roles`.
+
+    It begins behind the tokens that are `committed`, with those `recorded` as the first drafts.
+    """
+    loop = Loop(job, windows, verifier, roles, committed, recorded)
     calls = _Calls(backend, job)
     loop.start()
     try:

@@ -5,6 +5,7 @@ and is told what comes back. After each event its owner starts what is new in `p
 
     start() ───────────────▶ Decode(prompt)                the verifier decodes by itself, where it can
                              Verify(prompt, ())            else the first token comes from the verifier alone
+                             Verify(prompt, recorded)      where it is known what came out before
     on_decoded(decoded) ───▶ returns a Commit where tokens came; on the call's last event `finish` is set, or it says
                              that drafts cost less now, and a Draft is pending
     on_verdict(verdict) ───▶ returns a Commit; then `finish` is set, or one of these is pending
@@ -21,6 +22,10 @@ will add of its own. The verdict decides: where both came true the rest of the d
 at once, or awaited if still in flight. Where the verifier refused a token or went on otherwise, it is dropped, and
 leaves `pending` at once if in flight. So there is at most one draft ahead, and none behind it. While windows still grow
 nothing is drafted ahead: those windows are there to show text early, and are over soon.
+
+A loop may begin behind tokens that are `committed` already, and have others `recorded`: what some log says comes next.
+These are the best draft there is, and no more than a draft: they are verified in windows of full length, until they
+are used up or the verifier goes on otherwise.
 
 Only `on_verdict` and `on_decoded` add to the committed tokens, and they add only what the verifier returned; a draft
 goes nowhere but into a verify command or the context of a draft, after it has been cut to what can be of use
@@ -110,15 +115,28 @@ class Verifier:
 class Loop:
     """One verified completion, with what `roles` are played. `finish` is None until the completion is complete."""
 
-    def __init__(self, job: Job, windows: Sequence[int], verifier: Verifier, roles: Collection[Role]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        windows: Sequence[int],
+        verifier: Verifier,
+        roles: Collection[Role],
+        committed: Sequence[int] = (),
+        recorded: Sequence[int] = (),
+    ) -> None:
+        """There must be more to come behind `committed`; `recorded` begins where that ends."""
         assert windows
+        assert len(committed) < job.max_tokens
+        assert not any(id_ in job.stop_ids for id_ in committed)
         self._job = job
         self._windows = tuple(windows)
         self._verifier = verifier
         self._drafts = "draft" in roles
         self._decodes = "decode" in roles
         self._drafts_ahead = False
-        self._committed: list[int] = []
+        self._committed = list(committed)
+        self._recorded = (*committed, *recorded)
+        """What is known to come, from the first token on; empty once it is of no more use."""
         self._counts = Counts()
         self._verifying: Verify | None = None
         self._drafting: Draft | None = None
@@ -146,7 +164,8 @@ class Loop:
         """Ask for the first token."""
         assert not self.pending
         assert not self._counts.windows
-        self._go_alone()
+        if not self._replay():
+            self._go_alone()
 
     def on_draft(self, ids: Sequence[int]) -> None:
         """The pending draft came back as `ids`."""
@@ -224,7 +243,20 @@ class Loop:
             self._counts += Counts(ahead_dropped=1)
             self._next_window(wants_draft=wants_draft)
 
+    def _replay(self) -> bool:
+        """Verify what is recorded next, if anything is."""
+        done, room = len(self._committed), self._job.max_tokens - len(self._committed)
+        if self._recorded and self._recorded[:done] == tuple(self._committed):
+            known = self._recorded[done:]
+            if draft := self._possible(known[: min(self._windows[-1], room - 1)]):
+                self._verify(draft)
+                return True
+        self._recorded = ()
+        return False
+
     def _next_window(self, *, wants_draft: bool) -> None:
+        if self._replay():
+            return
         count = self._window()
         if count == 0 or not (self._drafts and wants_draft):
             self._go_alone()
@@ -247,6 +279,7 @@ class Loop:
         if (
             self._drafts
             and self._drafts_ahead
+            and not self._recorded
             and self._counts.windows >= len(self._windows)
             and len(draft) == self._window()
         ):
@@ -271,8 +304,11 @@ class Loop:
 
     def _usable(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The part of a draft a verifier could agree with: in number, in vocabulary, not past the end of sequence."""
+        return self._possible(ids[: self._window()])
+
+    def _possible(self, ids: Sequence[int]) -> tuple[int, ...]:
         draft: list[int] = []
-        for id_ in ids[: self._window()]:
+        for id_ in ids:
             if not 0 <= id_ < self._verifier.vocab_size:
                 break
             draft.append(id_)

@@ -36,6 +36,7 @@ class Replica:
         self.belongs = False
         self.in_flight = 0
         self._breaker = Breaker()
+        self._quarantined = False
         self._strikes = 0
         self._deadlines: list[asyncio.Timeout] = []
 
@@ -71,7 +72,9 @@ class Replica:
     def _learn(self, info: Info, fingerprint: str | None) -> None:
         self.info = info
         # A backend that does not verify decides nothing, so its fingerprint may be any.
-        if info.protocol != PROTOCOL_VERSION:
+        if self._quarantined:
+            self._leave("it contradicted tokens that stand")
+        elif info.protocol != PROTOCOL_VERSION:
             self._leave(f"it speaks window protocol {info.protocol}, this gateway {PROTOCOL_VERSION}")
         elif fingerprint not in (None, info.fingerprint) and "verify" in info.roles:
             self.leave(info.fingerprint)
@@ -84,6 +87,12 @@ class Replica:
     def leave(self, fingerprint: str) -> None:
         """Its answers are no longer those of its group."""
         self._leave(f"its fingerprint is {fingerprint!r}")
+
+    def quarantine(self) -> None:
+        """Its answers are wrong, or one of its group's was, whatever it says of itself: for as long as this gateway
+        runs it is not asked again."""
+        self._quarantined = True
+        self._leave("it contradicted tokens that stand")
 
     def _leave(self, why: str) -> None:
         self.belongs = False

@@ -150,6 +150,13 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session at {self._at}>"
 
+    def quarantine(self) -> bool:
+        """Ask those no more whose verified tokens came last, since these contradict what stands; whether others are
+        left to ask."""
+        for replica in filter(None, (self._at.get("verify"), self._at.get("decode"))):
+            replica.quarantine()
+        return any(self._group.suits(replica, "verify") for replica in self._group.replicas)
+
     async def draft(self, request: DraftRequest) -> DraftResponse:
         if self._group.drafter is not None:
             return await self._group.drafter.draft(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -51,6 +52,8 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
         caller = await caller_of(request)
         content = await _read_json_body(request, max_body_bytes)
         ask = await _parse(parse, content, request.headers.get(HEADER))
+        facts = replace(ask.order.facts, cache_control=request.headers.get("cache-control", ""))
+        ask = replace(ask, order=replace(ask.order, facts=facts))
         return Answer(models.service(ask.order.model, caller.sees), ask, caller)
 
     @router.post(chat_request.ROUTE)

@@ -5,13 +5,15 @@ Owns the order of these steps and the choice of the loop that runs a job. Knows 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from backend.protocol import Batching, Info, Role
 from gateway.admission import Admission
+from gateway.commit_log.commit_log import CommitLog, Source
+from gateway.commit_log.flight import Keeping
 from gateway.domain import (
     Caller,
     ChoiceDeltas,
@@ -24,8 +26,9 @@ from gateway.domain import (
     Finished,
     Job,
     Order,
+    Progress,
 )
-from gateway.driver import Progress, WindowBackend, run_fast, run_verified
+from gateway.driver import WindowBackend, run_fast, run_verified
 from gateway.dvr import Verifier
 from gateway.errors import BackendRefused, RequestError
 from gateway.limits.limiter import Grant, Limiter
@@ -47,16 +50,29 @@ GRAMMAR = "sampling.grammar"
 """The window protocol's name of what an answer must look like."""
 
 
+CacheStatus: TypeAlias = Source | Literal["off"]
+"""What the commit log did for an answer; of several choices, for the one it did least for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A completion under way, why it runs as it does and under which version of the policy, and its model's text."""
 
     completion: Completion
+    cache: CacheStatus
     decision: Decision
     policy_version: str
     grant: Grant
     text: ModelText
     events: AsyncGenerator[ChoiceEvent]
+
+
+class Session(WindowBackend, Protocol):
+    """The backend of one completion."""
+
+    def quarantine(self) -> bool:
+        """Ask those no more whose verified tokens came last; whether others are left to ask."""
+        ...
 
 
 class Backends(Protocol):
@@ -72,7 +88,7 @@ class Backends(Protocol):
         """What they can do at the moment for verified completions."""
         ...
 
-    def session(self) -> WindowBackend:
+    def session(self) -> Session:
         """The backend of one completion."""
         ...
 
@@ -87,9 +103,11 @@ class Service:
         text: ModelText,
         admission: Admission,
         limiter: Limiter,
+        commit_log: CommitLog,
         draw_seed: Callable[[], int],
     ) -> None:
         self._backends = backends
+        self._commit_log = commit_log
         self.tokens = PromptTokens(info, text)
         self._planner = Planner(info, text, self.tokens, draw_seed, lambda: backends.roles)
         self._verifier = Verifier(info.fingerprint, info.vocab_size)
@@ -110,18 +128,23 @@ class Service:
         async with (
             self.admission.admit(order.places, caller.tenant, limits.queue_share),
             self._limiter.admit(caller.tenant, limits, order.places, caller.policy.limits_unavailable) as grant,
+            AsyncExitStack() as readings,
         ):
             completion = await self._planner.plan(order, decision)
             await grant.take_tokens(completion.prompt_tokens, sum(job.max_tokens for job in completion.jobs))
-            choices = [self._choice(completion, index, grant) for index in range(len(completion.jobs))]
-            async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:
-                try:
-                    yield Run(completion, decision, caller.policy.version, grant, self.text, events)
-                except BackendRefused as error:
-                    if error.field != GRAMMAR:
-                        raise
-                    field = order.grammar_field
-                    raise RequestError(error.message.replace(GRAMMAR, field, 1), param=field) from error
+            try:
+                sources = [
+                    await readings.enter_async_context(self._read(completion, job, decision)) for job in completion.jobs
+                ]
+                cache = min((source.status for source in sources), key=_STATUSES.index)
+                choices = [self._choice(completion, i, source.progress, grant) for i, source in enumerate(sources)]
+                async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:
+                    yield Run(completion, cache, decision, caller.policy.version, grant, self.text, events)
+            except BackendRefused as error:
+                if error.field != GRAMMAR:
+                    raise
+                field = order.grammar_field
+                raise RequestError(error.message.replace(GRAMMAR, field, 1), param=field) from error
 
     @asynccontextmanager
     async def count(self, caller: Caller) -> AsyncIterator[None]:
@@ -142,11 +165,29 @@ class Service:
                 param="prompt" if len(order.prompts) > 1 else "n",
             )
 
-    async def _choice(self, completion: Completion, index: int, grant: Grant) -> AsyncGenerator[ChoiceEvent]:
+    @asynccontextmanager
+    async def _read(self, completion: Completion, job: Job, decision: Decision) -> AsyncIterator[_Source]:
+        """Where the tokens of a job come from."""
+        cache = decision.cache
+        if completion.mode is not Mode.VERIFIED:
+            session, batching = self._backends.session(), BATCHING[completion.mode]
+            yield _Source("off", run_fast(session, job, self._verifier.vocab_size, batching))
+            return
+        verified = _Verified(self._backends, completion.windows, self._verifier)
+        if cache is None:
+            yield _Source("off", verified.generate(job, (), ()))
+            return
+        keeping = Keeping(cache.read, cache.write, cache.ttl_s, cache.max_tokens)
+        async with self._commit_log.open(cache.tenant, completion.fingerprint, job, keeping, verified) as reading:
+            yield _Source(reading.source, reading.progress())
+
+    async def _choice(
+        self, completion: Completion, index: int, progress: AsyncGenerator[Progress], grant: Grant
+    ) -> AsyncGenerator[ChoiceEvent]:
         text = self.text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)
         counts = Counts()
         finish: Finish = "length"
-        async with aclosing(self._progress(completion, completion.jobs[index])) as progress:
+        async with aclosing(progress):
             async for step in progress:
                 match step:
                     case Commit():
@@ -164,8 +205,32 @@ class Service:
             yield ChoiceDeltas(index, last)
         yield ChoiceFinished(index, finish, text.consumed, counts)
 
-    def _progress(self, completion: Completion, job: Job) -> AsyncGenerator[Progress]:
-        if completion.mode is Mode.VERIFIED:
-            session, roles = self._backends.session(), self._backends.verifying
-            return run_verified(session, job, completion.windows, self._verifier, roles)
-        return run_fast(self._backends.session(), job, self._verifier.vocab_size, BATCHING[completion.mode])
+
+_STATUSES: tuple[CacheStatus, ...] = ("off", "lead", "follow", "hit")
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The tokens of one job, and what the commit log has to do with them."""
+
+    status: CacheStatus
+    progress: AsyncGenerator[Progress]
+
+
+class _Verified:
+    """Has the backends generate verified tokens of one job."""
+
+    def __init__(self, backends: Backends, windows: Sequence[int], verifier: Verifier) -> None:
+        self._backends = backends
+        self._windows = windows
+        self._verifier = verifier
+        self._session = backends.session()
+
+    def generate(self, job: Job, committed: Sequence[int], recorded: Sequence[int]) -> AsyncGenerator[Progress]:
+        """What the verifier says comes behind `committed`."""
+        roles = self._backends.verifying
+        return run_verified(self._session, job, self._windows, self._verifier, roles, committed, recorded)
+
+    def quarantine(self) -> bool:
+        """Ask those no more who verified last; whether others are left."""
+        return self._session.quarantine()

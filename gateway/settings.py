@@ -28,8 +28,10 @@ class Settings:
     policy: str | None = None
     """The policy file; without one everybody is welcome."""
     redis: str | None = field(default=None, repr=False)
-    """URL of the Redis where limits are counted for all gateways; without one each counts for itself. May hold a
-    password, so it is better given in the environment than as a flag."""
+    """URL of the Redis where limits are counted, and answers kept, for all gateways; without one each does so for
+    itself. May hold a password, so it is better given in the environment than as a flag."""
+    cache_bytes: int = 64 * 1024 * 1024
+    """How much memory the answers take that a policy has kept here. Those used longest ago go first."""
     host: str = "127.0.0.1"
     port: int = 8042
     max_concurrent: int = 256
@@ -62,6 +64,8 @@ class Settings:
             raise ConfigError(f"max_concurrent must be at least {MAX_CHOICES}", param="max_concurrent")
         if self.max_body_bytes < 1:
             raise ConfigError("max_body_bytes must be at least 1", param="max_body_bytes")
+        if self.cache_bytes < 0:
+            raise ConfigError("cache_bytes must be 0 or more", param="cache_bytes")
         for setting in fields(self):
             if setting.name.endswith("_s"):
                 value = getattr(self, setting.name)

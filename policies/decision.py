@@ -31,7 +31,7 @@ class NoSuchModel(PolicyError):
 class RequestFacts:
     """What one request says that a policy has a say in; None where it says nothing.
 
-    `header` is the header's raw value; `sampling` has the parameters that the request gives, by name.
+    `header` and `cache_control` are headers' raw values; `sampling` has the parameters that the request gives, by name.
     """
 
     is_deterministic: bool | None = None
@@ -40,6 +40,7 @@ class RequestFacts:
     sampling: Mapping[str, float] = field(default_factory=dict)
     model: str = ""
     route: str = ""
+    cache_control: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,20 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Cache:
+    """What one request may do with the commit log. `tenant` is whose log it is, None for one that is shared.
+
+    What is added is kept for `ttl_s` behind the last token, and up to `max_tokens` of an answer.
+    """
+
+    tenant: str | None
+    read: bool
+    write: bool
+    ttl_s: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What one request gets.
 
@@ -87,7 +102,7 @@ class Decision:
     says that the mode is off only because no verifier is there. `seed` None asks for one to be drawn: who asks for
     nothing expects another answer each time. `windows` are lengths in order, of drafts or of what the verifier decodes
     by itself; the last one repeats. They never change the result. `sampling` has the parameters that the request left
-    open.
+    open. `cache` None takes nothing from the commit log and leaves nothing in it.
     """
 
     mode: Mode
@@ -98,3 +113,4 @@ class Decision:
     windows: tuple[int, ...]
     sampling: Mapping[str, float]
     limits: Limits
+    cache: Cache | None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies import settings
+from policies.decision import Decision
 from policies.kinds import UNLIMITED
 from policies.policy import REQUEST, Chosen, Policy, RequestFacts, Serving, resolve
 from policies.settings import KEYS, SAMPLING
@@ -34,7 +36,16 @@ def explain(policy: Policy, tenant: str, request: RequestFacts, serving: Serving
             parts.append(Line(name, say(request.sampling[name]), REQUEST))
         else:
             parts.append(Line(name, say(decision.sampling[name]), chosen.rule(keys.default)))
+    parts.append(Line("cache", _say_cache(decision), chosen.rule(settings.CACHE_SCOPE)))
     return parts, [Line(key.path, say(chosen[key]), chosen.rule(key)) for key in KEYS]
+
+
+def _say_cache(decision: Decision) -> str:
+    cache = decision.cache
+    if cache is None:
+        return "off"
+    does = " and ".join(word for word, may in (("read", cache.read), ("write", cache.write)) if may)
+    return f"{does}, {'shared' if cache.tenant is None else 'own'}"
 
 
 def say(value: object) -> str:

@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 
 from policies import settings
 from policies.decision import (
+    Cache,
     Decision,
     Limits,
     NoSuchModel,
@@ -29,7 +30,7 @@ from policies.decision import (
 )
 from policies.document import DEFAULT_POLICY, Policy, Rule, Tenant
 from policies.kinds import matches
-from policies.settings import Key, Mode, WithoutVerifier
+from policies.settings import CacheScope, Key, Mode, WithoutVerifier
 
 __all__ = [
     "BODY_FIELD",
@@ -127,6 +128,7 @@ def resolve(policy: Policy, tenant: str, request: RequestFacts, serving: Serving
         windows=_windows(chosen, serving.max_draft),
         sampling=_sampling(chosen, request),
         limits=_limits(chosen),
+        cache=_cache(chosen, request, tenant) if mode is Mode.VERIFIED and not degraded else None,
     )
 
 
@@ -210,6 +212,27 @@ def _sampling(chosen: Chosen, request: RequestFacts) -> dict[str, float]:
             bounds = f"{least:g}" if least == most else f"between {least:g} and {most:g}"
             raise NotAllowed(f"{name} must be {bounds} here", name)
     return open_parameters
+
+
+def _cache(chosen: Chosen, request: RequestFacts, tenant: str) -> Cache | None:
+    scope = chosen[settings.CACHE_SCOPE]
+    said = _directives(request.cache_control) if chosen[settings.CACHE_CONTROL] else frozenset[str]()
+    read = chosen[settings.CACHE_READ] and "no-cache" not in said
+    write = chosen[settings.CACHE_WRITE]
+    if scope is CacheScope.NONE or "no-store" in said or not (read or write):
+        return None
+    return Cache(
+        tenant=None if scope is CacheScope.SHARED else tenant,
+        read=read,
+        write=write,
+        ttl_s=chosen[settings.CACHE_TTL_S],
+        max_tokens=chosen[settings.CACHE_TOKENS],
+    )
+
+
+def _directives(header: str) -> frozenset[str]:
+    """The names in a `Cache-Control` header (RFC 9111, 5.2)."""
+    return frozenset(part.partition("=")[0].strip().lower() for part in header.split(","))
 
 
 def _limits(chosen: Chosen) -> Limits:

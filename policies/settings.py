@@ -37,6 +37,14 @@ class WithoutVerifier(StrEnum):
     DEGRADE = "degrade"
 
 
+class CacheScope(StrEnum):
+    """Whose answers a request may get out of the commit log."""
+
+    NONE = "none"
+    TENANT = "tenant"
+    SHARED = "shared"
+
+
 @dataclass(frozen=True, slots=True)
 class Key(Generic[T]):
     """One setting. `path` is its place in a section of the file, with dots between the levels."""
@@ -88,6 +96,24 @@ QUEUE_SHARE = Key(
 )
 MAX_TOKENS = Key("limits.max_tokens", Limited(), None, "The longest answer. One that names no length is this long.")
 PROMPT_TOKENS = Key("limits.prompt_tokens", Limited(), None, "The longest prompt.")
+
+CACHE_SCOPE = Key(
+    "cache.scope",
+    Word(CacheScope),
+    CacheScope.NONE,
+    "Who shares the commit log of verified answers: nobody, so that there is none; one tenant's requests; or the"
+    " requests of all who have `shared` here.",
+)
+CACHE_READ = Key("cache.read", Flag(), True, "Whether answers may come out of the log.")
+CACHE_WRITE = Key("cache.write", Flag(), True, "Whether answers are kept in the log.")
+CACHE_TTL_S = Key("cache.ttl_s", Whole(1, 10**9), 86_400, "How many seconds a log is kept behind its last token.")
+CACHE_TOKENS = Key("cache.max_tokens", Limited(), None, "How much of an answer is kept; what is behind it is not.")
+CACHE_CONTROL = Key(
+    "cache.from_client",
+    Flag(),
+    True,
+    "Whether a request's `Cache-Control` counts: `no-cache` has its answer generated, `no-store` leaves no trace.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +167,12 @@ KEYS: tuple[Key[Any], ...] = (
     QUEUE_SHARE,
     MAX_TOKENS,
     PROMPT_TOKENS,
+    CACHE_SCOPE,
+    CACHE_READ,
+    CACHE_WRITE,
+    CACHE_TTL_S,
+    CACHE_TOKENS,
+    CACHE_CONTROL,
 )
 """All of them, in the order of the file and the documentation."""
 

@@ -34,8 +34,11 @@ GATEWAY_FLAGS = [
     click.option("--host", help="Address to listen on.  [default: 127.0.0.1]"),
     click.option("--port", type=int, help="Port to listen on.  [default: 8042]"),
     click.option("--policy", help="YAML file that says who gets which guarantee; read again when it changes."),
-    click.option("--redis", help="URL of the Redis that counts limits for all gateways; better in VERBATIM_REDIS."),
+    click.option(
+        "--redis", help="URL of the Redis that all gateways count limits and keep answers in; better in VERBATIM_REDIS."
+    ),
     click.option("--max-concurrent", type=int, help="Choices generated at a time; beyond it requests get 429."),
+    click.option("--cache-bytes", type=int, help="Memory for the answers that a policy has kept."),
     click.option("--max-body-bytes", type=int, help="Largest request body."),
     click.option("--connect-timeout-s", type=float, help="For connecting to the backend."),
     click.option("--first-byte-timeout-s", type=float, help="For the backend to begin its answer."),

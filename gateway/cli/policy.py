@@ -6,6 +6,7 @@ Owns what is printed. A key is printed once, on standard output, and kept nowher
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -50,7 +51,10 @@ def check(file: Path) -> None:
 @click.option("--request", "body", type=FILE, required=True, help="The request's JSON body.")
 @click.option("--route", type=click.Choice(list(PARSERS)), default=chat_request.ROUTE, show_default=True)
 @click.option("--determinism", help="The request's header X-Verbatim-Determinism.")
-def explain_command(file: Path | None, tenant: str | None, body: Path, route: str, determinism: str | None) -> None:
+@click.option("--cache-control", default="", help="The request's header Cache-Control.")
+def explain_command(
+    file: Path | None, tenant: str | None, body: Path, route: str, determinism: str | None, cache_control: str
+) -> None:
     """Print what a request gets and which rule made each part of it. Exits with status 1 where it is refused."""
     found = DEFAULT_POLICY if file is None else _read(file)
     tenant = found.anonymous if tenant is None else tenant
@@ -60,6 +64,7 @@ def explain_command(file: Path | None, tenant: str | None, body: Path, route: st
         raise click.BadParameter(f"there is no tenant {tenant!r} in the policy", param_hint="--tenant")
     try:
         facts: RequestFacts = PARSERS[route](body.read_bytes(), determinism).order.facts
+        facts = replace(facts, cache_control=cache_control)
         parts, settings = explain(found, tenant, facts, SERVING)
     except (RequestError, PolicyError) as error:
         raise click.ClickException(f"refused: {error}") from error

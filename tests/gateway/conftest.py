@@ -18,6 +18,8 @@ from toy_backend import ToyBackend
 from gateway.app import build_app
 from gateway.authentication import Authenticator, Policies
 from gateway.backend_client import open_http
+from gateway.commit_log.commit_log import CommitLog
+from gateway.commit_log.memory import MemoryLogs
 from gateway.connect import connect
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory import MemoryStore
@@ -36,6 +38,7 @@ class Gateway:
     url: str
     http: httpx.AsyncClient
     models: Models
+    log: CommitLog
 
     async def check(self) -> None:
         """Look after all replicas once."""
@@ -97,6 +100,7 @@ async def launch_models(
     draw_seed: Callable[[], int] = draw_same_seed,
     policies: Policies = WELCOME_ALL,
     store: LimitStore | None = None,
+    commit_log: CommitLog | None = None,
     **overrides: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway over many backends. Nobody looks after their health unless a test does."""
@@ -105,7 +109,8 @@ async def launch_models(
         connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s
     ) as backend_http:
         limiter = Limiter(store or MemoryStore(time.monotonic))
-        models = await connect(backend_http, configs, settings, draw_seed, limiter, no_sleep)
+        commit_log = commit_log or CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic))
+        models = await connect(backend_http, configs, settings, draw_seed, limiter, commit_log, no_sleep)
         authenticator = Authenticator(policies, TokenKeys(backend_http), time.time)
         config = uvicorn.Config(
             build_app(models, authenticator, limiter, settings),
@@ -121,7 +126,7 @@ async def launch_models(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
-                yield Gateway(url, http, models)
+                yield Gateway(url, http, models, commit_log)
         finally:
             server.stop.set()
             await serving

@@ -506,3 +506,51 @@ def test_the_end_drops_the_draft_ahead() -> None:
     commit = loop.on_verdict(verdict(1, [3, EOS], "stop"))
     assert (loop.pending, loop.finish) == ((), "stop")
     assert (commit.counts.ahead, commit.counts.ahead_dropped) == (1, 1)
+
+
+# --- behind tokens that stand already --------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(0, 8), max_size=14),
+    st.integers(1, 14),
+    st.data(),
+    st.booleans(),
+)
+def test_it_goes_on_behind_what_is_committed_whatever_is_recorded(
+    text: list[int], max_tokens: int, data: st.DataObject, decodes: bool
+) -> None:
+    whole, finish = Oracle(text, 2, 99).answer(max_tokens)
+    done = data.draw(st.integers(0, len(whole) - 1))
+    recorded = data.draw(st.just(whole[done:]) | st.lists(st.integers(0, 12), max_size=9))
+    roles: tuple[Role, ...] = (*ROLES, "decode") if decodes else ROLES
+    loop = Loop(job(max_tokens), (2, 4), VERIFIER, roles, whole[:done], recorded)
+    moods = st.builds(Mood, st.integers(1, 3), st.booleans(), st.booleans())
+    drafts = st.none() | st.lists(st.integers(0, 9), max_size=5)
+    committed, ended, _ = run(loop, Oracle(text, 2, 99), lambda _: data.draw(drafts), lambda: data.draw(moods))
+    assert (whole[:done] + committed, ended) == (whole, finish)
+
+
+@pytest.mark.parametrize("roles", [ROLES, (*ROLES, "decode")])
+def test_what_is_recorded_is_verified_in_full_windows_and_no_draft_is_asked_for(roles: tuple[Role, ...]) -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
+    loop = Loop(job(9), (1, 2, 3), VERIFIER, roles, text[:1], text[1:])
+    oracle = Oracle(text, 2, 99)
+    loop.start()
+    asked: list[Command] = []
+    while loop.finish is None:
+        command = only(loop)
+        assert isinstance(command, Verify)
+        asked.append(command)
+        loop.on_verdict(oracle.verify(command, AHEAD))
+    assert [command.draft for command in asked] == [(2, 3, 4), (6, 7, 8)]
+
+
+def test_a_record_that_proves_wrong_is_of_no_more_use() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    loop = Loop(job(8), (3,), VERIFIER, ROLES, (), [1, 2, 2, 4, 5, 6, 7, 8])
+    loop.start()
+    command = only(loop)
+    assert isinstance(command, Verify)
+    loop.on_verdict(Oracle(text, 2, 99).verify(command, CALM))
+    assert only(loop) == Draft((1, 2, 1, 2, 3), 3, 3)

@@ -10,8 +10,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from policies import settings
-from policies.decision import NoSuchModel, NotAllowed, Quota, Rate
+from policies.decision import Cache, NoSuchModel, NotAllowed, Quota, Rate
 from policies.document import ANONYMOUS, Policy, Rule, Tenant
+from policies.loader import load_policy
 from policies.policy import (
     BODY_FIELD,
     DEFAULT_POLICY,
@@ -307,3 +308,41 @@ def test_the_first_section_in_the_order_of_precedence_decides(key: settings.Key[
     assert chosen[key] == (f"by {min(saying)}" if saying else key.built_in)
     names = ["tenants.acme", "routes", "models", "defaults"]
     assert chosen.scope(key) == (names[min(saying)] if saying else "built-in")
+
+
+# --- the commit log --------------------------------------------------------------------------------------------------
+
+
+def cached(cache: str, *, mode: str = "verified", cache_control: str = "", verifier: bool = True) -> Cache | None:
+    text = f"version: 1\nanonymous: t\ntenants: {{t: {{determinism: {{mode: {mode}, no_verifier: degrade}}, cache: {cache}}}}}\n"
+    facts = RequestFacts(model="m", cache_control=cache_control)
+    return resolve(load_policy(text, "p.yaml"), "t", facts, Serving(31, verifier=verifier)).cache
+
+
+def test_there_is_no_log_unless_the_policy_says_so() -> None:
+    assert cached("{}") is None
+    assert cached("{ttl_s: 5}") is None
+    assert cached("{scope: tenant}", mode="off") is None
+    assert cached("{scope: tenant}", verifier=False) is None, "degraded answers are not verified"
+    assert cached("{scope: tenant}") == Cache("t", True, True, 86_400, None)
+    assert cached("{scope: shared, ttl_s: 5, max_tokens: 9}") == Cache(None, True, True, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("cache", "said", "may"),
+    [
+        ("", "", (True, True)),
+        ("", "no-cache", (False, True)),
+        ("", "NO-CACHE , max-age=0", (False, True)),
+        ("", 'private="a", no-store', None),
+        ("", "x-no-store", (True, True)),
+        (", from_client: false", "no-cache, no-store", (True, True)),
+        (", read: false", "", (False, True)),
+        (", write: false", "", (True, False)),
+        (", write: false", "no-cache", None),
+        (", read: false, write: false", "", None),
+    ],
+)
+def test_cache_control_takes_away_and_gives_nothing(cache: str, said: str, may: tuple[bool, bool] | None) -> None:
+    got = cached(f"{{scope: tenant{cache}}}", cache_control=said)
+    assert (None if got is None else (got.read, got.write)) == may

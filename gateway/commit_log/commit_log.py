@@ -1,0 +1,105 @@
+"""Reads completions out of the commit log, and has generated what is not in it.
+
+Owns who shares a flight. Requests of one tenant that want the same sequence with as many alternatives share one, so
+that it is generated once; a request that may not read or may not write has one of its own.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Literal, TypeAlias
+
+from gateway.commit_log.flight import Flight, Generator, Keeping, Stores
+from gateway.commit_log.key import log_key
+from gateway.commit_log.memory import MemoryLogs
+from gateway.commit_log.redis import RedisLogs
+from gateway.domain import Commit, Finish, Finished, Job, Progress, Token
+
+Source: TypeAlias = Literal["hit", "follow", "lead"]
+"""Where an answer comes from: the log had it, somebody was generating it already, or it was generated for this one."""
+
+
+class CommitLog:
+    """The logs of all models. `served` counts readings by where they came from."""
+
+    def __init__(self, memory: MemoryLogs, shared: RedisLogs | None = None) -> None:
+        self.stores = Stores(memory, shared)
+        self._flights: dict[tuple[bytes, int], Flight] = {}
+        self.served: dict[Source, int] = {"hit": 0, "follow": 0, "lead": 0}
+
+    def __repr__(self) -> str:
+        return f"<CommitLog {self.stores.memory!r} {self.stores.shared!r} flights={len(self._flights)} {self.served}>"
+
+    @asynccontextmanager
+    async def open(
+        self, reader: str | None, fingerprint: str, job: Job, keeping: Keeping, generator: Generator
+    ) -> AsyncIterator[Reading]:
+        """Read a job's tokens. `reader` is the tenant whose log it is, None for one that is shared.
+
+        Leaving the context ends what is done for this reading alone. Raises what the generator raises.
+        """
+        key = log_key(reader, fingerprint, job)
+        name = (key, job.top_logprobs)
+        shares = keeping.reads and keeping.writes
+        flight = self._flights.get(name) if shares else None
+        begun = flight is not None and flight.error is None
+        if flight is None or flight.error is not None:
+            flight = Flight(key, job, keeping, self.stores, generator, uuid.uuid4().hex)
+            if shares:
+                self._flights[name] = flight
+        flight.join(job.max_tokens)
+        try:
+            while flight.leads is None and not flight.has(job.max_tokens):
+                await flight.move()
+            source: Source = "lead"
+            if keeping.reads and flight.has(job.max_tokens):
+                source = "hit"
+            elif begun or not flight.leads:
+                source = "follow"
+            self.served[source] += 1
+            yield Reading(flight, job, source)
+        finally:
+            if flight.leave(job.max_tokens):
+                # First of all, so that nobody joins a flight that is ending.
+                if self._flights.get(name) is flight:
+                    del self._flights[name]
+                await flight.land()
+
+
+class Reading:
+    """One request's view of a log: so many tokens of it, with so many alternatives."""
+
+    def __init__(self, flight: Flight, job: Job, source: Source) -> None:
+        self._flight = flight
+        self._job = job
+        self.source = source
+
+    def __repr__(self) -> str:
+        return f"<Reading {self.source} {self._flight!r}>"
+
+    async def progress(self) -> AsyncGenerator[Progress]:
+        """What stands, then what comes; to the end of what was asked for. Raises what the generator raises."""
+        position = 0
+        while True:
+            fresh = self._flight.tokens[position : self._job.max_tokens]
+            if fresh:
+                position += len(fresh)
+                yield Commit(tuple([self._cut(token) for token in fresh]), self._flight.counts)
+            elif (finish := self._finish(position)) is not None:
+                yield Finished(finish)
+                return
+            else:
+                await self._flight.move()
+
+    def _cut(self, token: Token) -> Token:
+        most = self._job.top_logprobs
+        return token if len(token.top) == most else Token(token.id, token.logprob, token.top[:most])
+
+    def _finish(self, position: int) -> Finish | None:
+        if position and self._flight.tokens[position - 1].id in self._job.stop_ids:
+            return "stop"
+        if position == self._job.max_tokens:
+            return "length"
+        return self._flight.finish if position == len(self._flight.tokens) else None
