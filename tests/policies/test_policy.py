@@ -314,7 +314,8 @@ def test_the_first_section_in_the_order_of_precedence_decides(key: settings.Key[
 
 
 def cached(cache: str, *, mode: str = "verified", cache_control: str = "", verifier: bool = True) -> Cache | None:
-    text = f"version: 1\nanonymous: t\ntenants: {{t: {{determinism: {{mode: {mode}, no_verifier: degrade}}, cache: {cache}}}}}\n"
+    rule = f"{{determinism: {{mode: {mode}, no_verifier: degrade}}, cache: {cache}}}"
+    text = f"version: 1\nanonymous: t\ntenants: {{t: {rule}}}\n"
     facts = RequestFacts(model="m", cache_control=cache_control)
     return resolve(load_policy(text, "p.yaml"), "t", facts, Serving(31, verifier=verifier)).cache
 
