@@ -29,9 +29,15 @@ class RedisConnection:
     def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
         """Raises `ValueError` for what is no Redis URL."""
         self._deadline_s = deadline_s
-        # One more try: a connection that idled may have been closed by the other side.
+        # One more try: a connection that idled may have been closed by the other side. No timeouts of the client's own:
+        # it makes a task for each call to have one, and on Python 3.11 loses a cancellation that comes at its end.
         pool = BlockingConnectionPool.from_url(
-            url, max_connections=CONNECTIONS, timeout=deadline_s, retry=Retry(NoBackoff(), 1)
+            url,
+            max_connections=CONNECTIONS,
+            timeout=deadline_s,
+            retry=Retry(NoBackoff(), 1),
+            socket_timeout=None,
+            socket_connect_timeout=None,
         )
         self.redis: Redis = Redis.from_pool(pool)
 

@@ -268,3 +268,11 @@ async def test_a_replica_that_cannot_be_written_is_still_read(logs: RedisLogs, c
         await unavailable(lambda: logs.append(KEY, 3, truths(3, 4), 60, ME))
     finally:
         await client.config_set("min-replicas-to-write", 0)
+
+
+async def test_a_deadline_holds_at_any_moment_of_a_call(logs: RedisLogs) -> None:
+    await logs.look(KEY, 0, None)  # It is connected now.
+    for deadline_s in (0, 1e-6):
+        logs.connection._deadline_s = deadline_s
+        with pytest.raises(StoreUnavailable):
+            await logs.look(KEY, 0, None)
