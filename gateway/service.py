@@ -27,12 +27,14 @@ from gateway.domain import (
     Job,
     Order,
     Progress,
+    Token,
 )
 from gateway.driver import WindowBackend, run_fast, run_verified
 from gateway.dvr import Verifier
 from gateway.errors import BackendRefused, RequestError
 from gateway.limits.limiter import Grant, Limiter
 from gateway.merge import merge
+from gateway.output_text import OutputText
 from gateway.planning import Planner
 from gateway.prompt_tokens import PromptTokens
 from gateway.text import ModelText
@@ -178,13 +180,25 @@ class Service:
             yield _Source("off", verified.generate(job, (), ()))
             return
         keeping = Keeping(cache.read, cache.write, cache.ttl_s, cache.max_tokens)
-        async with self._commit_log.open(cache.tenant, completion.fingerprint, job, keeping, verified) as reading:
+
+        def wanted(tokens: Sequence[Token]) -> int:
+            if not completion.stops:
+                return job.max_tokens
+            text = self._output(completion)
+            text.push(tuple(tokens[: job.max_tokens]))
+            return text.consumed if text.stopped else job.max_tokens
+
+        log, fingerprint = self._commit_log, completion.fingerprint
+        async with log.open(cache.tenant, fingerprint, job, keeping, verified, wanted) as reading:
             yield _Source(reading.source, reading.progress())
+
+    def _output(self, completion: Completion) -> OutputText:
+        return self.text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)
 
     async def _choice(
         self, completion: Completion, index: int, progress: AsyncGenerator[Progress], grant: Grant
     ) -> AsyncGenerator[ChoiceEvent]:
-        text = self.text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)
+        text = self._output(completion)
         counts = Counts()
         finish: Finish = "length"
         async with aclosing(progress):

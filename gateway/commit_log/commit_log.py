@@ -7,7 +7,7 @@ that it is generated once; a request that may not read or may not write has one 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal, TypeAlias
 
@@ -34,9 +34,17 @@ class CommitLog:
 
     @asynccontextmanager
     async def open(
-        self, reader: str | None, fingerprint: str, job: Job, keeping: Keeping, generator: Generator
+        self,
+        reader: str | None,
+        fingerprint: str,
+        job: Job,
+        keeping: Keeping,
+        generator: Generator,
+        wanted: Callable[[Sequence[Token]], int],
     ) -> AsyncIterator[Reading]:
         """Read a job's tokens. `reader` is the tenant whose log it is, None for one that is shared.
+
+        `wanted` says how many are wanted, in sight of the first ones: no more than there are, where these hold a stop.
 
         Leaving the context ends what is done for this reading alone. Raises what the generator raises.
         """
@@ -49,19 +57,28 @@ class CommitLog:
             flight = Flight(key, job, keeping, self.stores, generator, uuid.uuid4().hex)
             if shares:
                 self._flights[name] = flight
-        flight.join(job.max_tokens)
+        count = 0
+        flight.join(count)
         try:
-            while flight.leads is None and not flight.has(job.max_tokens):
+            flight.recall()
+            want = wanted(flight.tokens)
+            if not flight.has(want):
+                await flight.look()
+                want = wanted(flight.tokens)
+            flight.join(want)
+            flight.leave(count)
+            count = want
+            while flight.leads is None and not flight.has(want):
                 await flight.move()
             source: Source = "lead"
-            if keeping.reads and flight.has(job.max_tokens):
+            if keeping.reads and flight.has(want):
                 source = "hit"
             elif begun or not flight.leads:
                 source = "follow"
             self.served[source] += 1
             yield Reading(flight, job, source)
         finally:
-            if flight.leave(job.max_tokens):
+            if flight.leave(count):
                 # First of all, so that nobody joins a flight that is ending.
                 if self._flights.get(name) is flight:
                     del self._flights[name]

@@ -90,6 +90,7 @@ class Flight:
         self._wants: list[int] = []
         self._task: asyncio.Task[None] | None = None
         self._moved = asyncio.Event()
+        self._looking = asyncio.Lock()
         self._looked = False
         self._claimed = False
         self._recorded: list[int] = []
@@ -105,13 +106,23 @@ class Flight:
         return f"<Flight {self._key.hex()[:8]} tokens={len(self.tokens)} wants={self._wants} leads={self.leads}>"
 
     def join(self, count: int) -> None:
-        """Somebody wants so many tokens."""
+        """Somebody wants so many tokens; 0 to find out first what stands."""
         self._wants.append(count)
-        if self._keeping.reads:
-            self._take(self._stores.memory.read(self._key)[len(self.tokens) :])
         if self._wanted and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._fly())
             self._task.add_done_callback(self._landed)
+
+    def recall(self) -> None:
+        """Take what stands in this process's memory."""
+        if self._keeping.reads:
+            self._take(self._stores.memory.read(self._key)[len(self.tokens) :])
+
+    async def look(self) -> None:
+        """Take what stands in the shared store, if nobody did before."""
+        async with self._looking:
+            if self._keeping.reads and not self._looked:
+                await self._look(None)
+                self._looked = True
 
     def leave(self, count: int) -> bool:
         """They do not want them any more; whether they were the last, who has to `land` it."""
@@ -170,19 +181,15 @@ class Flight:
     async def _catch_up(self) -> None:
         """Take what stands, and find out who leads."""
         self.leads = True
-        if self._keeping.reads:
-            self._take(self._stores.memory.read(self._key)[len(self.tokens) :])
-            if not self._looked:
-                await self._look(None)
-                self._looked = True
-            if self._wanted and self._lease is not None:
-                self._claimed = True
-                self.leads = await self._look(self._lease)
+        self.recall()
+        if self._wanted and self._lease is not None:
+            self._claimed = True
+            self.leads = await self._look(self._lease)
         self._move()
 
     async def _look(self, lease: Lease | None) -> bool:
         """Take what stands in the shared store; whether nobody else leads."""
-        if self._shared is None or not self._wanted:
+        if self._shared is None:
             return True
         position = len(self.tokens)
         try:

@@ -149,6 +149,19 @@ async def test_more_alternatives_are_verified_rather_than_generated(toy: ToyBack
         assert cache(await gateway.chat(**asked)) == "hit"
 
 
+async def test_an_answer_that_a_stop_string_ended_is_a_hit(toy: ToyBackend) -> None:
+    toy.model.script = ids("One, two, three, four, five, six, seven, eight.")
+    async with caching(toy.url) as gateway:
+        first = await gateway.chat(stop=["thr"])
+        calls = toy.calls.copy()
+        second = await gateway.chat(stop=["thr"])
+        streamed = await gateway.chat(stop=[", two"], stream=True)
+        assert (cache(first), cache(second), cache(streamed)) == ("lead", "hit", "hit")
+        assert (answer(first), toy.calls) == (answer(second), calls)
+        assert first.json()["choices"][0]["message"]["content"] == "One, two, "
+        assert cache(await gateway.chat(stop=["eig"])) == "lead"
+
+
 async def test_an_ended_answer_is_whole_for_any_length(toy: ToyBackend) -> None:
     toy.model.script = ids("The end.")
     async with caching(toy.url) as gateway:
