@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -135,6 +135,8 @@ class Flight:
             self._task.cancel()
             # An error has been told to all who were there to be told.
             await asyncio.gather(self._task, return_exceptions=True)
+        # Here and not in the task, where the cancellation might strike it.
+        await self._release()
 
     def has(self, count: int) -> bool:
         """Whether so many tokens are there, or all that will ever be."""
@@ -168,14 +170,12 @@ class Flight:
         # Between the last look at what is wanted and the end of the task nothing is awaited: who joins later finds it
         # done and begins another one.
         while self._wanted:
-            try:
-                while self._wanted:
-                    await self._catch_up()
-                    if self._wanted and self.leads:
-                        await self._lead()
-                    elif self._wanted:
-                        await asyncio.sleep(FOLLOW_EVERY_S)
-            finally:
+            await self._catch_up()
+            if self._wanted and self.leads:
+                await self._lead()
+            elif self._wanted:
+                await asyncio.sleep(FOLLOW_EVERY_S)
+            if not self._wanted:
                 await self._release()
 
     async def _catch_up(self) -> None:
@@ -195,8 +195,7 @@ class Flight:
         try:
             look = await self._shared.look(self._key, position, lease)
         except StoreUnavailable:
-            self._shared = None  # The rest of this flight goes without it.
-            return True
+            return True  # Counted and said by the store, as below. What is generated twice is the same.
         if look.tokens and self._keeping.writes:
             try:
                 self._remember(position, look.tokens, look.ttl_s)
@@ -229,7 +228,7 @@ class Flight:
                             self.counts = step.counts
                             self._move()
                             if not leads or not self._wanted:
-                                return
+                                break
                         case Finished():
                             # Others may want more than this run was to bring.
                             if len(self.tokens) < job.max_tokens:
@@ -259,7 +258,6 @@ class Flight:
         try:
             leads = await self._share(self._shared, position, kept)
         except StoreUnavailable:
-            self._shared = None
             return True
         except Conflict:
             self._stores.memory.drop(self._key)  # It knows no better than this flight.
@@ -283,16 +281,14 @@ class Flight:
 
     async def _renew(self, lease: Lease) -> None:
         """Keep the lease while the backend is at work. Whether it was lost the next append says."""
-        while (shared := self._shared) is not None:
-            await asyncio.sleep(shared.lease_s / RENEWALS)
-            try:
-                await shared.look(self._key, 2**31, lease)
-            except StoreUnavailable:
-                continue  # Counted and said by the store; the next try may do better.
+        assert self._shared is not None
+        while True:
+            await asyncio.sleep(self._shared.lease_s / RENEWALS)
+            with suppress(StoreUnavailable):  # The next time may do better.
+                await self._shared.look(self._key, 2**31, lease)
 
     async def _release(self) -> None:
         if self._claimed and self._lease is not None and self._shared is not None:
-            try:
+            with suppress(StoreUnavailable):  # The lease ends by itself.
                 await self._shared.release(self._key, self._lease)
-            except StoreUnavailable:
-                self._shared = None  # The lease ends by itself.
+            self._claimed = False

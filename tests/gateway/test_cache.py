@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -41,11 +44,11 @@ class Clock:
         return self.now
 
 
+POLICY = "version: 1\nanonymous: a\ntenants: {{a: {{determinism: {{mode: verified}}}}}}\ndefaults: {{cache: {cache}}}\n"
+
+
 def policy(cache: str = "{scope: tenant}") -> FixedPolicy:
-    text = (
-        f"version: 1\nanonymous: a\ntenants: {{a: {{determinism: {{mode: verified}}}}}}\ndefaults: {{cache: {cache}}}\n"
-    )
-    return FixedPolicy(load_policy(text, "policy.yaml"))
+    return FixedPolicy(load_policy(POLICY.format(cache=cache), "policy.yaml"))
 
 
 def caching(url: str, cache: str = "{scope: tenant}", **more: Any) -> Any:
@@ -419,6 +422,59 @@ async def test_a_follower_takes_over_where_the_leader_died(toy: ToyBackend, redi
         assert min(request.generated for request in verified) > 1, "not from the beginning"
         dying.cancel()
         await asyncio.gather(dying, return_exceptions=True)
+
+
+@asynccontextmanager
+async def gateway_process(toy: ToyBackend, redis: RedisProcess, policy_file: Path) -> AsyncIterator[tuple[str, Any]]:
+    """A gateway that can be killed: its base URL, and the process."""
+    options = {"--backend": toy.url, "--port": "0", "--policy": str(policy_file), "--redis": redis.url}
+    argv = ["-m", "gateway.cli", "gateway", *(word for option in options.items() for word in option)]
+    process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=PIPE, stderr=STDOUT)
+    try:
+        assert process.stdout is not None
+        said = ""
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", said)):
+            line = await process.stdout.readline()
+            assert line, said
+            said += line.decode()
+        yield found[0], process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_when_a_gateway_is_killed_clients_of_another_one_get_the_rest(
+    toy: ToyBackend, redis: RedisProcess, tmp_path: Path
+) -> None:
+    policy_file = tmp_path / "policy.yaml"
+    policy_file.write_text(POLICY.format(cache="{scope: tenant}"))
+    toy.faults = on(VERIFY, Hang(), nth=2)
+    asked = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "stream": True}
+    async with (
+        gateway_process(toy, redis, policy_file) as (doomed_url, doomed),
+        gateway_process(toy, redis, policy_file) as (other_url, _),
+        httpx.AsyncClient(trust_env=False, timeout=60) as http,
+    ):
+
+        async def start(url: str) -> httpx.Response:
+            return await http.send(http.build_request("POST", url + "/v1/chat/completions", json=asked), stream=True)
+
+        broken = await start(doomed_url)
+        followers = [await start(other_url) for _ in range(4)]
+        assert [cache(response) for response in (broken, *followers)] == ["lead"] + ["follow"] * 4
+        await toy.hung.acquire()
+        toy.requests.clear()
+        doomed.kill()
+        for response in followers:
+            await response.aread()
+        with pytest.raises(httpx.RemoteProtocolError):
+            await broken.aread()
+        expected = await fresh(max_tokens=40, stream=True)
+        assert all(answer(response) == expected for response in followers)
+        verified = [request for request in toy.requests if isinstance(request, VerifyRequest)]
+        assert min(request.generated for request in verified) > 1, "not from the beginning"
+        assert len({request.generated for request in verified}) == len(verified), "each part once"
 
 
 async def test_requests_go_on_whatever_becomes_of_redis(toy: ToyBackend, tmp_path: Path) -> None:
