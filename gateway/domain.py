@@ -193,10 +193,9 @@ class Token:
 class Counts:
     """What a completion cost so far.
 
-    `windows` are the verify calls, each of which committed something: the prompt's first token, a draft replayed, or a
-    window decoded directly, which drafts nothing. `rollbacks` are those that rejected part of a draft; `drafted` and
-    `rolled_back` count tokens, of drafts that were verified. `ahead` are the drafts begun while the window before was
-    being verified, `ahead_dropped` those of them of which nothing was verified.
+    `windows` are the verify and decode calls, each of which committed something. `rollbacks` are those that rejected
+    part of a draft; `drafted` and `rolled_back` count tokens, of drafts that were verified. `ahead` are drafts begun
+    while the window before was verified, `ahead_dropped` those of them that were of no use.
     """
 
     windows: int = 0
