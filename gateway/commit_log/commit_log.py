@@ -65,13 +65,14 @@ class CommitLog:
             if not flight.has(want):
                 await flight.look()
                 want = wanted(flight.tokens)
+            stood = keeping.reads and flight.has(want)
             flight.join(want)
             flight.leave(count)
             count = want
             while flight.leads is None and not flight.has(want):
                 await flight.move()
             source: Source = "lead"
-            if keeping.reads and flight.has(want):
+            if stood:
                 source = "hit"
             elif begun or not flight.leads:
                 source = "follow"

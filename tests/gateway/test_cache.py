@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ from toy_model import float32, ids
 from backend.protocol import Sampling, VerifiedToken, VerifyRequest
 from gateway.breaker import THRESHOLD
 from gateway.commit_log.commit_log import CommitLog
+from gateway.commit_log.flight import Keeping
 from gateway.commit_log.memory import MemoryLogs
 from gateway.commit_log.redis import RedisLogs
+from gateway.domain import Commit, Counts, Job, Progress, Token
+from gateway.errors import BackendFailed
 from gateway.models_file import ModelConfig
 from gateway.redis_connection import RedisConnection
 from policies.api_keys import new_key
@@ -309,6 +313,54 @@ async def test_all_hear_of_an_error_and_the_next_tries_again(toy: ToyBackend, fa
         assert answer(response) == await fresh(max_tokens=30)
 
 
+async def test_a_log_evicted_while_it_is_generated_is_whole_in_the_end(toy: ToyBackend) -> None:
+    gate = asyncio.Event()
+    toy.faults = on(VERIFY, Wait(gate), nth=2)
+    async with caching(toy.url) as gateway:
+        asking = asyncio.create_task(gateway.chat(max_tokens=30))
+        await toy.hung.acquire()
+        memory = gateway.log.stores.memory
+        for key in list(memory._logs):
+            memory.drop(key)
+        gate.set()
+        first = await asking
+        second = await gateway.chat(max_tokens=30)
+        assert (cache(second), answer(second)) == ("hit", answer(first))
+
+
+class Failing:
+    """Generates two tokens and breaks, the first time."""
+
+    runs = 0
+
+    async def generate(self, job: Job, committed: Sequence[int], recorded: Sequence[int]) -> AsyncGenerator[Progress]:
+        self.runs += 1
+        if self.runs == 1:
+            yield Commit((Token(1, -1.0), Token(2, -2.0)), Counts())
+            raise BackendFailed("it broke")
+        yield Commit(tuple(Token(id_, -float(id_)) for id_ in range(1 + len(committed), 6)), Counts())
+
+    def quarantine(self) -> bool:
+        return False
+
+
+async def test_who_comes_after_an_error_does_not_get_it_from_a_slow_reader() -> None:
+    log, job, generator = CommitLog(MemoryLogs(1 << 20, Clock())), Job((1,), Sampling(), 5, (9,), 0), Failing()
+    keeping = Keeping(True, True, 60, None)
+
+    def opened() -> Any:
+        return log.open("t", "f", job, keeping, generator, lambda _: job.max_tokens)
+
+    async with opened() as slow:
+        steps = slow.progress()
+        assert [token.id for token in (await anext(steps)).tokens] == [1, 2]
+        with pytest.raises(BackendFailed):
+            await anext(steps)
+        async with opened() as late:
+            ids_ = [token.id async for step in late.progress() if isinstance(step, Commit) for token in step.tokens]
+        assert (late.source, ids_, generator.runs) == ("lead", [1, 2, 3, 4, 5], 2)
+
+
 # --- contradictions --------------------------------------------------------------------------------------------------
 
 
@@ -422,6 +474,43 @@ async def test_a_follower_takes_over_where_the_leader_died(toy: ToyBackend, redi
         assert min(request.generated for request in verified) > 1, "not from the beginning"
         dying.cancel()
         await asyncio.gather(dying, return_exceptions=True)
+
+
+async def test_many_clients_of_many_gateways_come_and_leave_and_every_answer_is_right(
+    toy: ToyBackend, redis: RedisProcess
+) -> None:
+    chance = random.Random(7)
+    views: list[dict[str, Any]] = [
+        {"seed": chance.randrange(3), "max_tokens": chance.randrange(1, 40), "stream": chance.random() < 0.5}
+        | ({"logprobs": True, "top_logprobs": chance.choice([0, 2])} if chance.random() < 0.4 else {})
+        | ({"stop": ["a"]} if chance.random() < 0.2 else {})
+        for _ in range(120)
+    ]
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(launch_gateway(toy.url, policies=policy("{scope: none}")))
+        expected = [answer(await plain.chat(**view)) for view in views]
+        gateways = [await stack.enter_async_context(sharing(toy, redis, lease_ms=300)) for _ in range(3)]
+        calls = toy.calls[VERIFY]
+        slots = asyncio.Semaphore(24)
+
+        async def ask(index: int) -> None:
+            async with slots:
+                asking = asyncio.create_task(gateways[index % 3].chat(**views[index]))
+                if index % 5 == 0:
+                    await asyncio.wait([asking], timeout=0.01)
+                    asking.cancel()
+                    await asyncio.gather(asking, return_exceptions=True)
+                else:
+                    assert answer(await asking) == expected[index], views[index]
+
+        await asyncio.gather(*map(ask, range(len(views))))
+        await asyncio.gather(*(gateway.models.admission.wait_idle() for gateway in gateways))
+        assert toy.calls[VERIFY] - calls < calls, "less than without a log"
+        logs = [gateway.log for gateway in gateways]
+        assert [len(log._flights) for log in logs] == [0] * 3
+        assert sum(log.stores.conflicts for log in logs) == 0
+        async with Redis.from_url(redis.url) as client:
+            assert not await client.keys("*:lead:*"), "all leases were given back"
 
 
 @asynccontextmanager
