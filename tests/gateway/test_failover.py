@@ -195,10 +195,11 @@ async def test_a_replica_that_fails_where_others_do_not_is_left_alone() -> None:
         (group,) = gateway.models.groups
         for _ in range(20):
             answer(await ask(gateway, max_tokens=1))
-        assert not group.replicas[0].well
+        # Read off its state: whether it may be tried again is a matter of time.
+        assert "open until" in repr(group.replicas[0])
         assert broken.calls[VERIFY] < 20
         await gateway.check()
-        assert not group.replicas[0].well, "that it calls itself healthy does not count"
+        assert "open until" in repr(group.replicas[0]), "that it calls itself healthy does not count"
 
 
 async def test_a_backend_that_only_drafts_may_be_any_and_may_go() -> None:
