@@ -104,13 +104,14 @@ async def serve(
             access_log=False,
             timeout_graceful_shutdown=1,
         )
-        announce(replace(settings, port=listener.getsockname()[1]).base_url + "/v1")
+        base_url = replace(settings, port=listener.getsockname()[1]).base_url + "/v1"
         watching = [asyncio.create_task(watch(served.groups, settings.health_interval_s))]
         if isinstance(policies, PolicyFile):
             watching.append(asyncio.create_task(policies.watch()))
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, policies.ask)
         try:
-            await DrainingServer(config, served.admission, settings.drain_timeout_s).serve([listener])
+            server = DrainingServer(config, served.admission, settings.drain_timeout_s, lambda: announce(base_url))
+            await server.serve([listener])
         finally:
             for task in watching:
                 task.cancel()
@@ -134,14 +135,22 @@ async def open_redis(url: str | None) -> AsyncIterator[RedisConnection | None]:
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that finishes what it has before it closes its door."""
+    """A server that says when it answers, and finishes what it has before it closes its door."""
 
-    def __init__(self, config: uvicorn.Config, admission: Admission, drain_timeout_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, admission: Admission, drain_timeout_s: float, on_started: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._on_started = on_started
         self._admission = admission
         self._drain_timeout_s = drain_timeout_s
         self._loop = asyncio.get_running_loop()
         self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept; only now is there something to announce."""
+        await super().startup(sockets)
+        self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by uvicorn in its signal handler."""
