@@ -333,13 +333,16 @@ class Loop:
 
     def _check_decoded(self, asked: Decode, decoded: Decoded) -> None:
         ids = self._checked_ids(decoded.tokens, decoded.fingerprint)
-        sequence = (*self._committed[asked.generated :], *ids)
-        ended = bool(sequence) and sequence[-1] in self._job.stop_ids
-        if len(sequence) > asked.count or (ids and any(id_ in self._job.stop_ids for id_ in sequence[:-1])):
+        # An event brings a token or so: what came before is not looked through again.
+        before = len(self._committed) - asked.generated
+        had_ended = before > 0 and self._committed[-1] in self._job.stop_ids
+        ended = ids[-1] in self._job.stop_ids if ids else had_ended
+        came = before + len(ids)
+        if came > asked.count or (ids and had_ended):
             raise ProtocolViolation("the verifier went on after the end of the sequence")
-        if decoded.finish is not None and (not sequence or ended != (decoded.finish == "stop")):
-            raise ProtocolViolation(f"the verifier's finish is {decoded.finish!r} after {len(sequence)} tokens")
-        if decoded.wants_draft and (decoded.finish is not None or ended or not sequence or not asked.yields):
+        if decoded.finish is not None and (not came or ended != (decoded.finish == "stop")):
+            raise ProtocolViolation(f"the verifier's finish is {decoded.finish!r} after {came} tokens")
+        if decoded.wants_draft and (decoded.finish is not None or ended or not came or not asked.yields):
             raise ProtocolViolation("the verifier wants a draft where none can be")
 
     def _checked_ids(self, tokens: tuple[Token, ...], fingerprint: str) -> tuple[int, ...]:

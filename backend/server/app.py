@@ -11,6 +11,7 @@ from backend.engine.grammar import Compiler
 from backend.engine.grammar_source import GrammarError
 from backend.engine.tasks import DecodeTask, VerifyTask
 from backend.protocol import (
+    Batching,
     DecodeRequest,
     DraftRequest,
     DraftResponse,
@@ -154,25 +155,30 @@ def create_app(backend: Backend) -> FastAPI:
             )
         )
 
-    async def decode_tokens(request: Request) -> Response:
-        engine = backend.engine
-        if "decode" not in engine.info.roles:
-            raise CallError("role_refused", f"this backend does not decode: {engine.refusal or 'its shape is fixed'}")
-        call = await decode(request, DecodeRequest)
-        check_call(engine.info, call)
+    async def streaming_task(
+        engine: Engine, call: DecodeRequest | StreamRequest, generated: int, batching: Batching, *, yields: bool
+    ) -> DecodeTask:
         constraint = await backend.grammars.constrain(call.sampling.grammar, frozenset(call.stop_ids))
-        task = DecodeTask(
+        return DecodeTask(
             context=call.context,
             count=min(call.max_tokens, engine.info.max_context - len(call.context)),
             sampling=call.sampling,
             stop_ids=frozenset(call.stop_ids),
             top=call.top_logprobs,
             is_draft=False,
-            generated=call.generated,
-            batching="invariant",
-            yields=call.yields,
+            generated=generated,
+            batching=batching,
+            yields=yields,
             constraint=constraint,
         )
+
+    async def decode_tokens(request: Request) -> Response:
+        engine = backend.engine
+        if "decode" not in engine.info.roles:
+            raise CallError("role_refused", f"this backend does not decode: {engine.refusal or 'its shape is fixed'}")
+        call = await decode(request, DecodeRequest)
+        check_call(engine.info, call)
+        task = await streaming_task(engine, call, call.generated, "invariant", yields=call.yields)
         return await streamed(request, engine, task, DecodeLines(engine.info.fingerprint))
 
     async def stream_tokens(request: Request) -> Response:
@@ -181,17 +187,7 @@ def create_app(backend: Backend) -> FastAPI:
         check_call(engine.info, call)
         if call.batching == "invariant" and engine.refusal is not None:
             raise CallError("role_refused", f"this backend is not invariant: {engine.refusal}", "batching")
-        constraint = await backend.grammars.constrain(call.sampling.grammar, frozenset(call.stop_ids))
-        task = DecodeTask(
-            context=call.context,
-            count=min(call.max_tokens, engine.info.max_context - len(call.context)),
-            sampling=call.sampling,
-            stop_ids=frozenset(call.stop_ids),
-            top=call.top_logprobs,
-            is_draft=False,
-            batching=call.batching,
-            constraint=constraint,
-        )
+        task = await streaming_task(engine, call, 0, call.batching, yields=False)
         return await streamed(request, engine, task, StreamLines())
 
     for path, handler, method in (
