@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from redis_process import RedisProcess, redis_process
 from toy_backend import ToyBackend
 
 from gateway.app import build_app
@@ -141,4 +142,11 @@ async def toy() -> AsyncIterator[ToyBackend]:
 @pytest.fixture
 async def gateway(toy: ToyBackend) -> AsyncIterator[Gateway]:
     async with launch_gateway(toy.url) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """A Redis of the module's own."""
+    with redis_process(tmp_path_factory.mktemp("redis")) as running:
         yield running

@@ -8,7 +8,7 @@ import random
 import re
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -401,12 +401,6 @@ async def test_a_replica_that_contradicts_the_log_is_not_asked_again(caplog: pyt
 
 
 # --- gateways that share a Redis -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    with redis_process(tmp_path_factory.mktemp("redis")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -92,12 +92,6 @@ def test_what_is_given_back_can_be_spent_again() -> None:
 
 
 # --- stores ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    with redis_process(tmp_path_factory.mktemp("redis")) as running:
-        yield running
 
 
 class Clock:
