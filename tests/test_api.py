@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +17,7 @@ import pytest
 import torch
 
 from tests.backend.tiny_models import save_tiny
+from tests.up_process import up_process
 
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
@@ -49,20 +47,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
-    command = [sys.executable, "-m", "gateway.cli", "up", "--port", str(port), "--model", str(folder)]
-    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as up:
-        assert up.stdout is not None
-        said = ""
-        for line in up.stdout:
-            said += line
-            if "Stop with Ctrl-C." in line:
-                break
-        else:
-            raise AssertionError(said)
-        yield f"http://127.0.0.1:{port}"
-        up.terminate()
+    with up_process("--model", str(folder)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
+
+from tests.up_process import up_process
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -32,21 +31,11 @@ MESSAGES = [{"role": "user", "content": "Tell me about a person. Answer in JSON.
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
-    command = [sys.executable, "-m", "gateway.cli", "up", "--port", str(port)]
-    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as up:
-        assert up.stdout is not None
-        said = ""
-        for line in up.stdout:
-            said += line
-            if "Stop with Ctrl-C." in line:
-                break
-        else:
-            raise AssertionError(said)
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as opened:
-            yield opened
-        up.terminate()
+    with (
+        up_process() as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as opened,
+    ):
+        yield opened
 
 
 def ask(client: openai.OpenAI, verified: bool, *, stream: bool = False, **fields: Any) -> tuple[str, str, list[float]]:
