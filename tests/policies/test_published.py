@@ -131,8 +131,12 @@ def test_evaluation_is_verified_in_long_windows_and_may_compare() -> None:
     decision = decide("evaluation", "lab", RequestFacts(model="llama"))
     assert (decision.mode, decision.windows, decision.sampling["temperature"]) == (Mode.VERIFIED, (31,), 0.0)
     assert decide("evaluation", "lab", RequestFacts(model="smollm2-135m")).windows == (16, 31)
+    assert decision.cache is not None
+    assert (decision.cache.tenant, decision.cache.ttl_s) == (None, 30 * 86_400)
     for mode in Mode:
         assert decide("evaluation", "lab", RequestFacts(header=mode)).mode is mode
+    for own in (Mode.OFF, Mode.BATCH_INVARIANT, Mode.BATCH_OF_ONE):
+        assert decide("evaluation", "lab", RequestFacts(header=own)).cache is None
 
 
 def test_ci_repeats_itself() -> None:
