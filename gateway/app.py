@@ -27,6 +27,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.admin.access import AdminAccess
+from gateway.admin.routes import build_admin_router
 from gateway.admission import Admission
 from gateway.authentication import Authenticator
 from gateway.backend_client import open_http
@@ -55,11 +57,14 @@ DRAWN_SEEDS = 2**53
 """Seeds are drawn below this: every JSON library can send back what the answer's header says."""
 
 
-def build_app(models: Models, authenticator: Authenticator, limiter: Limiter, settings: Settings) -> ASGIApp:
+def build_app(
+    models: Models, authenticator: Authenticator, limiter: Limiter, commit_log: CommitLog, settings: Settings
+) -> ASGIApp:
     """The application over parts that are ready."""
     max_body_bytes = settings.max_body_bytes
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.include_router(build_router(models, authenticator, max_body_bytes, int(time.time())))
+    app.include_router(build_admin_router(AdminAccess(settings.admin_key), models, commit_log))
     app.add_exception_handler(GatewayError, _gateway_error)
     app.add_exception_handler(ClientLeft, _client_left)
     app.add_exception_handler(HTTPException, _http_error)
@@ -98,7 +103,7 @@ async def serve(
         served = await connect(http, models, settings, draw_seed, limiter, commit_log)
         authenticator = Authenticator(policies, TokenKeys(http), time.time)
         config = uvicorn.Config(
-            build_app(served, authenticator, limiter, settings),
+            build_app(served, authenticator, limiter, commit_log, settings),
             lifespan="off",
             log_level="warning",
             access_log=False,

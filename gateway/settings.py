@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from gateway.errors import ConfigError
+from policies.api_keys import parse_hash
 
 ENV_PREFIX = "VERBATIM_"
 MAX_CHOICES = 8
@@ -30,6 +31,9 @@ class Settings:
     redis: str | None = field(default=None, repr=False)
     """URL of the Redis where limits are counted, and answers kept, for all gateways; without one each does so for
     itself. May hold a password, so it is better given in the environment than as a flag."""
+    admin_key: str | None = field(default=None, repr=False)
+    """The hash of the key that opens `/admin/v1` and `/metrics`, as `verbatim keys new` prints it. Without one they are
+    closed."""
     cache_bytes: int = 64 * 1024 * 1024
     """How much memory the answers take that a policy has kept here. Those used longest ago go first."""
     host: str = "127.0.0.1"
@@ -58,6 +62,11 @@ class Settings:
             raise ConfigError("backend and models exclude each other", param="models")
         if self.redis is not None and not self.redis.startswith(("redis://", "rediss://", "unix://")):
             raise ConfigError("redis must be a redis://, rediss:// or unix:// URL", param="redis")
+        if self.admin_key is not None:
+            try:
+                parse_hash(self.admin_key)
+            except ValueError as error:
+                raise ConfigError(f"admin_key {error}", param="admin_key") from None  # the cause may hold a key
         if not 0 <= self.port <= 65535:
             raise ConfigError("port must be between 0 and 65535", param="port")
         if self.max_concurrent < MAX_CHOICES:

@@ -37,6 +37,7 @@ GATEWAY_FLAGS = [
     click.option(
         "--redis", help="URL of the Redis that all gateways count limits and keep answers in; better in VERBATIM_REDIS."
     ),
+    click.option("--admin-key", help="Hash of the key that opens /admin/v1 and /metrics, from `verbatim keys new`."),
     click.option("--max-concurrent", type=int, help="Choices generated at a time; beyond it requests get 429."),
     click.option("--cache-bytes", type=int, help="Memory for the answers that a policy has kept."),
     click.option("--max-body-bytes", type=int, help="Largest request body."),

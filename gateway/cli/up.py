@@ -23,6 +23,7 @@ from gateway.backend_client import BackendClient, open_http
 from gateway.cli.children import Child, Children
 from gateway.errors import BackendError
 from gateway.settings import Settings
+from policies.api_keys import new_key
 
 BACKEND_COMMANDS = {
     "engine": (sys.executable, "-m", "backend.server"),
@@ -39,8 +40,15 @@ GATEWAY_GRACE_MARGIN_S = 5.0
 async def run_up(
     settings: Settings, engine_argv: list[str], gateway_argv: list[str], engine_command: Sequence[str]
 ) -> int:
-    """Run both until a signal comes or one of them ends; returns the exit status."""
+    """Run both until a signal comes or one of them ends; returns the exit status.
+
+    Without an admin key in the settings one is drawn for this run, and shown.
+    """
     console = Console(stderr=True)
+    admin_key = None
+    if settings.admin_key is None:
+        admin_key, kept = new_key()
+        gateway_argv = [*gateway_argv, "--admin-key", kept.hash]
     async with Children() as children:
         signals = _Signals(on_second=children.kill)
         assert settings.backend is not None
@@ -57,7 +65,7 @@ async def run_up(
             grace_s=settings.drain_timeout_s + GATEWAY_GRACE_MARGIN_S,
             quiet=True,
         )
-        until_ready = asyncio.create_task(_until_ready(settings, console))
+        until_ready = asyncio.create_task(_until_ready(settings, console, admin_key))
         ends = {asyncio.create_task(child.wait()): child for child in (engine, gateway)}
         stopped = asyncio.create_task(signals.first.wait())
         try:
@@ -89,7 +97,7 @@ class _Signals:
         self.first.set()
 
 
-async def _until_ready(settings: Settings, console: Console) -> str:
+async def _until_ready(settings: Settings, console: Console, admin_key: str | None) -> str:
     """Show the engine's progress until the gateway answers; returns what to tell the user then."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     assert settings.backend is not None
@@ -113,7 +121,9 @@ async def _until_ready(settings: Settings, console: Console) -> str:
         "-d",
         json.dumps(body),
     ]
-    return f"Verbatim is ready: {settings.base_url}/v1\nTry it:\n  {shlex.join(curl)}\nStop with Ctrl-C."
+    ui = f"{settings.base_url}/ui" + ("" if admin_key is None else f"#key={admin_key}")
+    ready = f"Verbatim is ready: {settings.base_url}/v1"
+    return f"{ready}\nTry it:\n  {shlex.join(curl)}\nLook at it:\n  {ui}\nStop with Ctrl-C."
 
 
 async def _status(client: httpx.AsyncClient) -> int | None:

@@ -114,7 +114,7 @@ async def launch_models(
         models = await connect(backend_http, configs, settings, draw_seed, limiter, commit_log, no_sleep)
         authenticator = Authenticator(policies, TokenKeys(backend_http), time.time)
         config = uvicorn.Config(
-            build_app(models, authenticator, limiter, settings),
+            build_app(models, authenticator, limiter, commit_log, settings),
             lifespan="off",
             log_level="critical",
             access_log=False,

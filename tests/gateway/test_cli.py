@@ -104,6 +104,18 @@ def test_up_serves_and_stops_cleanly(number: signal.Signals) -> None:
         wait_gone(children)
 
 
+def test_up_draws_an_admin_key_and_shows_it() -> None:
+    argv, (port, _) = toy_up()
+    with process(argv) as up:
+        said = read_until(up, READY)
+        (key,) = re.findall(rf"http://127.0.0.1:{port}/ui#key=(vb_\S+)", said)
+        url = f"http://127.0.0.1:{port}/admin/v1/statistics"
+        assert httpx.get(url, trust_env=False).status_code == 401
+        assert httpx.get(url, headers={"authorization": f"Bearer {key}"}, trust_env=False).status_code == 200
+        up.terminate()
+        assert up.wait() == 0
+
+
 def test_up_under_a_policy_that_asks_for_a_key() -> None:
     argv, _ = toy_up("--policy", str(ROOT / "policies/examples/ci.yaml"))
     with process(argv) as up:
@@ -242,6 +254,11 @@ def test_a_backend_that_never_comes() -> None:
         (["gateway"], {}, "--backend URL"),
         (["gateway", "--backend", "localhost"], {}, "--backend: backend must be"),
         (["gateway", "--backend", "http://x"], {"VERBATIM_PORT": "many"}, "VERBATIM_PORT: 'many' is no whole number"),
+        (
+            ["gateway", "--backend", "http://x"],
+            {"VERBATIM_ADMIN_KEY": "vb_x"},
+            "VERBATIM_ADMIN_KEY: admin_key must be the",
+        ),
         (["up"], {"VERBATIM_MAX_CONCURRENT": "1"}, "VERBATIM_MAX_CONCURRENT: max_concurrent must be at least 8"),
         (["up", "--dtype", "int8"], {}, "--dtype"),
     ],
