@@ -18,6 +18,7 @@ import uvloop
 
 from gateway.app import serve
 from gateway.cli.demo import PROMPTS, Plan, run_demo
+from gateway.cli.installed import require
 from gateway.cli.policy import keys, policy
 from gateway.cli.up import BACKEND_COMMANDS, run_up
 from gateway.errors import ConfigError, GatewayError
@@ -100,6 +101,7 @@ def main() -> None:
 def up(kind: str, **flags: Any) -> None:
     """Start an engine and a gateway on this machine, and stop both with Ctrl-C."""
     engine_flags = {name: flags.pop(name) for name in _names(ENGINE_FLAGS)}
+    require(kind, BACKEND_COMMANDS[kind][0])
     # The backend's address is ours to choose; the settings are read here too so that a mistake shows before any start.
     settings = _settings({**flags, "backend": f"http://127.0.0.1:{_free_port()}"})
     _policies(settings)
@@ -147,6 +149,8 @@ def demo(
         raise click.BadParameter("each load must be at least 1", param_hint="--loads")
     plan = Plan(prompts=prompts, loads=in_flight, tokens=tokens, temperature=temperature, seed=seed)
     _backend_argv(kind, engine_flags)
+    if url is None:
+        require(kind, BACKEND_COMMANDS[kind][0])
     sys.exit(run_demo(plan, url, api_key, ["--backend", kind, *_argv(engine_flags)], _free_port(), report))
 
 
@@ -179,15 +183,19 @@ def backend() -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def engine(arguments: tuple[str, ...]) -> None:
     """The embedded engine; all flags are its own."""
-    command = BACKEND_COMMANDS["engine"]
-    os.execv(command[0], [*command, *arguments])
+    _become("engine", arguments)
 
 
 @backend.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def sglang(arguments: tuple[str, ...]) -> None:
     """A stock SGLang server; besides --model-path and --verify-..., all flags are SGLang's own."""
-    command = BACKEND_COMMANDS["sglang"]
+    _become("sglang", arguments)
+
+
+def _become(kind: str, arguments: tuple[str, ...]) -> None:
+    command = BACKEND_COMMANDS[kind]
+    require(kind, command[0])
     os.execv(command[0], [*command, *arguments])
 
 

@@ -109,8 +109,13 @@ async def _ask_everything(
             ended = asyncio.ensure_future(stack.wait())
         limits = httpx.Limits(max_connections=max(plan.loads) + 1)
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        # Without a timeout: an answer takes as long as this machine takes, and Ctrl-C ends all.
         async with httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=None, limits=limits, trust_env=False
+            base_url=url,
+            headers=headers,
+            timeout=None,  # noqa: S113
+            limits=limits,
+            trust_env=False,
         ) as client:
             model = await _until_ready(client, ended)
             console.print(
@@ -149,7 +154,7 @@ async def _ask_all(client: httpx.AsyncClient, model: str, mode: str, plan: Plan,
 
             async def ask(prompt: str, places: asyncio.Semaphore = places) -> None:
                 async with places:
-                    await asyncio.sleep(random.uniform(0, _STAGGER_S))
+                    await asyncio.sleep(random.uniform(0, _STAGGER_S))  # noqa: S311  # not secret
                     answers[prompt].append(await _ask(client, model, mode, prompt, plan))
                 progress.advance(bar)
 
