@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Options for the benchmarks of this engine, such as --quick.
 BENCH ?=
 
-.PHONY: install check test test-sglang bench up demo clean
+.PHONY: install check test test-sglang bench dist check-dist up demo clean
 
 install: .venv/installed
 
@@ -46,6 +46,15 @@ bench: install
 	$(BIN)/python -m benchmarks.soak $(BENCH)
 	$(BIN)/python -m benchmarks.plots
 
+# The sdist, and the wheel built from it.
+dist: install
+	rm -rf dist
+	$(BIN)/python -m build
+
+# Installs that wheel in fresh environments and has it answer.
+check-dist: dist
+	scripts/check-dist.sh $(PYTHON)
+
 up: install
 	$(BIN)/verbatim up
 
@@ -53,4 +62,4 @@ demo: install
 	$(BIN)/verbatim demo
 
 clean:
-	rm -rf .venv .venv-sglang
+	rm -rf .venv .venv-sglang build dist site *.egg-info

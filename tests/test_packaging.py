@@ -1,4 +1,4 @@
-"""What is built and what it needs: the wheel holds every file of the packages and data, and the gateway installs alone."""
+"""The wheel holds every file of the packages and their data, and the gateway in it needs nothing of the engine."""
 
 from __future__ import annotations
 
