@@ -110,7 +110,10 @@ async def serve(
             timeout_graceful_shutdown=1,
         )
         base_url = replace(settings, port=listener.getsockname()[1]).base_url + "/v1"
-        watching = [asyncio.create_task(watch(served.groups, settings.health_interval_s))]
+        watching = [
+            asyncio.create_task(watch(served.groups, settings.health_interval_s)),
+            asyncio.create_task(commit_log.purges.watch()),
+        ]
         if isinstance(policies, PolicyFile):
             watching.append(asyncio.create_task(policies.watch()))
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, policies.ask)

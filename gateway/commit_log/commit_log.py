@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from gateway.commit_log.flight import Flight, Generator, Keeping, Stores
 from gateway.commit_log.key import log_key
 from gateway.commit_log.memory import MemoryLogs
+from gateway.commit_log.purges import Purges
 from gateway.commit_log.redis import RedisLogs
 from gateway.domain import Commit, Finish, Finished, Job, Progress, Token
 
@@ -26,6 +27,7 @@ class CommitLog:
 
     def __init__(self, memory: MemoryLogs, shared: RedisLogs | None = None) -> None:
         self.stores = Stores(memory, shared)
+        self.purges = Purges(memory, None if shared is None else shared.connection)
         self._flights: dict[tuple[bytes, int], Flight] = {}
         self.served: dict[Source, int] = {"hit": 0, "follow": 0, "lead": 0}
 

@@ -4,6 +4,9 @@ Owns the classification: each field of a completion, its jobs and their sampling
 which chooses how much of the sequence is shown and how. A field that is not in `FIELDS` fails the build: the digest
 reads this table, and a test compares it with the types.
 
+In front of the digest stand two short tags, of the tenant and of the fingerprint, so that what is purged can be told by
+its name and costs nothing until then. They only select; what tells one log from another is the digest.
+
 Each value is written by its type, with its length in front, so no two different jobs write the same bytes. Numbers are
 written as the type that their field has: 0 and 0.0 are one temperature.
 """
@@ -14,11 +17,13 @@ import hashlib
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from backend.protocol import Grammar, Sampling
 from gateway.domain import Completion, Job
 
-VERSION = b"verbatim log 1"
+TAG_BYTES = 4
+VERSION = b"verbatim log 2"
 """Changes with the encoding of keys or entries; logs of another version are not found."""
 
 
@@ -127,6 +132,25 @@ def _fields(value: object) -> bytes:
 
 
 def log_key(reader: str | None, fingerprint: str, job: Job) -> bytes:
-    """The key of a job's log, 32 bytes. `reader` is the tenant whose it is, None for one that is shared."""
-    whose = b"n" if reader is None else _text(reader)
-    return hashlib.sha256(_bytes(VERSION) + whose + _text(fingerprint) + _fields(job)).digest()
+    """The key of a job's log, 40 bytes. `reader` is the tenant whose it is, None for one that is shared."""
+    digest = hashlib.sha256(_bytes(VERSION) + _reader(reader) + _text(fingerprint) + _fields(job)).digest()
+    return reader_tag(reader) + fingerprint_tag(fingerprint) + digest
+
+
+def reader_tag(reader: str | None) -> bytes:
+    """What the keys of a tenant's logs begin with. Others' may too, once in 2**32."""
+    return _tag(_reader(reader))
+
+
+def fingerprint_tag(fingerprint: str) -> bytes:
+    """What stands behind that, for all logs of a fingerprint."""
+    return _tag(_text(fingerprint))
+
+
+def _reader(reader: str | None) -> bytes:
+    return b"n" if reader is None else _text(reader)
+
+
+@lru_cache(1024)
+def _tag(written: bytes) -> bytes:
+    return hashlib.sha256(written).digest()[:TAG_BYTES]

@@ -86,6 +86,13 @@ class MemoryLogs:
         while self.bytes > self._max_bytes:
             self.drop(next(iter(self._logs)))
 
+    def purge(self, selects: Callable[[bytes], bool]) -> int:
+        """Forget the logs whose keys are selected; how many."""
+        chosen = [key for key in self._logs if selects(key)]
+        for key in chosen:
+            self.drop(key)
+        return len(chosen)
+
     def drop(self, key: bytes) -> None:
         """Forget a log."""
         log = self._logs.pop(key, None)

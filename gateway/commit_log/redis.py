@@ -28,6 +28,8 @@ from gateway.redis_connection import RedisConnection, StoreUnavailable
 LEASE_MS = 3000
 """How long a leader may be silent before somebody else generates in its place."""
 
+_PREFIX, _SUFFIX = "verbatim:log:{", "}"
+
 _OWN = """
 local function own(key, kind)
   local found = redis.call('TYPE', key)['ok']
@@ -219,6 +221,16 @@ class RedisLogs:
         return answer
 
 
+def log_name(key: str) -> str:
+    """What a log is called in Redis by its key in hexadecimal; of a pattern of keys, the pattern of names."""
+    return f"{_PREFIX}{key}{_SUFFIX}"
+
+
+def key_of(name: bytes) -> bytes:
+    """The key of the log that is called so."""
+    return bytes.fromhex(name.decode().removeprefix(_PREFIX).removesuffix(_SUFFIX))
+
+
 def _keys(key: bytes, lease: Lease | None) -> list[str]:
-    name = f"verbatim:log:{{{key.hex()}}}"
+    name = log_name(key.hex())
     return [name, f"{name}:lead:{0 if lease is None else lease.top_logprobs}"]
