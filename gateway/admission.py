@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from gateway.errors import Draining, Overloaded
@@ -36,6 +36,11 @@ class Admission:
         return self._capacity
 
     @property
+    def taken_by(self) -> Mapping[str, int]:
+        """The places taken, by tenant."""
+        return self._taken_by
+
+    @property
     def draining(self) -> bool:
         return self._draining
 
@@ -54,12 +59,14 @@ class Admission:
         if self._taken + choices > self._capacity:
             raise Overloaded(
                 f"{self._taken} of {self._capacity} places are taken; this request needs {choices}",
+                reason="places",
                 retry_after_s=RETRY_AFTER_S,
             )
         theirs = self._taken_by[tenant]
         if theirs + choices > self.places_for(share):
             raise Overloaded(
                 f"{theirs} of the {self.places_for(share)} places for {tenant} are taken; this request needs {choices}",
+                reason="share",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._taken += choices

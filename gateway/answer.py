@@ -25,6 +25,7 @@ from gateway.errors import ClientLeft, GatewayError, envelope
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.shape import Chunks, Envelope, Shape, Whole
 from gateway.service import Run, Service
+from gateway.telemetry.record import recording
 from policies.policy import HEADER, Mode
 
 
@@ -42,11 +43,12 @@ class Answer(Response):
         try:
             await unless_client_leaves(receive, self._run(scope, receive, send))
         except ClientLeft:
-            return
+            recording().fail("client_left")
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._service.open(self._ask.order, self._caller) as run:
+                recording().stream = self._ask.stream
                 if self._ask.stream:
                     await self._stream(run, send)
                     return
@@ -55,8 +57,10 @@ class Answer(Response):
             if not self._streaming:
                 raise
             if isinstance(error, GatewayError):
+                recording().fail_with(error)
                 await _send(send, sse.event(error.envelope()), more=False)
                 return
+            recording().fail("internal_error")
             await _send(send, sse.event(envelope("internal error", "server_error")), more=False)
             raise
         await response(scope, receive, send)

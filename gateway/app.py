@@ -14,7 +14,6 @@ import secrets
 import signal
 import socket
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,9 +22,8 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from gateway.admin.access import AdminAccess
 from gateway.admin.routes import build_admin_router
@@ -41,18 +39,21 @@ from gateway.errors import ClientLeft, ConfigError, GatewayError, envelope
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory import MemoryStore
 from gateway.limits.redis import RedisStore
+from gateway.metrics import Metrics, build_metrics_router
 from gateway.models import Models
 from gateway.models_file import ModelConfig
+from gateway.observed import Observed
 from gateway.passthrough import Passthrough
 from gateway.redis_connection import RedisConnection
 from gateway.replica_group import watch
 from gateway.routes import build_router
 from gateway.settings import Settings
+from gateway.telemetry.record import recording
+from gateway.telemetry.traffic import Traffic
 from gateway.token_keys import TokenKeys
 from policies.document import FixedPolicy
 from policies.policy_file import PolicyFile
 
-REQUEST_ID = "x-request-id"
 DRAWN_SEEDS = 2**53
 """Seeds are drawn below this: every JSON library can send back what the answer's header says."""
 
@@ -64,13 +65,16 @@ def build_app(
     max_body_bytes = settings.max_body_bytes
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.include_router(build_router(models, authenticator, max_body_bytes, int(time.time())))
-    app.include_router(build_admin_router(AdminAccess(settings.admin_key), models, commit_log))
+    access, traffic = AdminAccess(settings.admin_key), Traffic()
+    app.include_router(build_admin_router(access, models, commit_log))
+    metrics = Metrics(traffic, models, commit_log, limiter, authenticator.policies)
+    app.include_router(build_metrics_router(access, metrics))
     app.add_exception_handler(GatewayError, _gateway_error)
     app.add_exception_handler(ClientLeft, _client_left)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
     if not models.upstreams:
-        return RequestIds(app)
+        return Observed(app, traffic)
     passthrough = Passthrough(
         app,
         models,
@@ -79,7 +83,7 @@ def build_app(
         max_body_bytes=max_body_bytes,
         call_timeout_s=settings.call_timeout_s,
     )
-    return RequestIds(passthrough)
+    return Observed(passthrough, traffic)
 
 
 def draw_seed() -> int:
@@ -182,37 +186,14 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-class RequestIds:
-    """Gives each response the id of its request: the client's own where it sent a sane one."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = _sane(dict(scope["headers"]).get(REQUEST_ID.encode(), b"")) or uuid.uuid4().hex
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
-
-
-def _sane(raw: bytes) -> str | None:
-    text = raw.decode("latin-1")
-    return text if 0 < len(text) <= 128 and text.isascii() and text.isprintable() else None
-
-
 async def _gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
+    recording().fail_with(error)
     return error_response(error)
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
+    recording().fail("client_left")
     return Response(status_code=499)  # nobody reads it
 
 
@@ -221,6 +202,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     said = {404: f"no such path: {request.method} {request.url.path}", 405: f"{request.method} is not allowed here"}
     code = "unknown_url" if error.status_code == 404 else None  # OpenAI's
     body = envelope(said.get(error.status_code, error.detail), "invalid_request_error", code=code)
+    recording().fail(code or "invalid_request_error")
     return JSONResponse(body, error.status_code, error.headers)
 
 

@@ -43,13 +43,13 @@ class Authenticator:
     """Tells callers by their credentials. `clock` counts seconds since 1970."""
 
     def __init__(self, policies: Policies, keys: Keys, clock: Callable[[], float]) -> None:
-        self._policies = policies
+        self.policies = policies
         self._keys = keys
         self._clock = clock
 
     async def caller(self, authorization: str | None) -> Caller:
         """The caller behind a header; raises `Unauthenticated`, `NotAllowed` or `IssuerUnavailable`."""
-        policy = self._policies.current
+        policy = self.policies.current
         scheme, _, credential = (authorization or "").partition(" ")
         credential = credential.strip() if scheme.lower() == "bearer" else ""
         if credential.startswith(PREFIX):

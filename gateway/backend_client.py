@@ -41,6 +41,7 @@ from gateway.errors import (
     GatewayError,
     RoleRefused,
 )
+from gateway.telemetry.record import recording
 
 Answer = TypeVar("Answer")
 
@@ -105,15 +106,24 @@ class BackendClient:
     async def _lines(self, path: str, body: msgspec.Struct, event: type[Answer]) -> AsyncGenerator[Answer]:
         # The deadline is set read by read: a timeout that spanned a yield would strike in the consumer's code.
         deadline = self._deadline()
-        response = await self._send("POST", path, body, deadline)
+        record = recording()
+        record.call()
+        try:
+            response = await self._send("POST", path, body, deadline)
+        finally:
+            record.go_on()
         try:
             if response.status != 200:
                 raise _refusal(response.status, await self._read(response, deadline), response.headers)
             line = b""
             while True:
-                with translated():
-                    async with asyncio.timeout_at(deadline):
-                        chunk = await response.content.readany()
+                record.wait()
+                try:
+                    with translated():
+                        async with asyncio.timeout_at(deadline):
+                            chunk = await response.content.readany()
+                finally:
+                    record.go_on()
                 if not chunk:
                     break
                 *lines, line = (line + chunk).split(b"\n")
@@ -125,7 +135,12 @@ class BackendClient:
             response.release()  # Closes the connection unless all has been read.
 
     async def _call(self, method: str, path: str, body: msgspec.Struct | None, answer: type[Answer]) -> Answer:
-        status, content, headers = await self._exchange(method, path, body, self._deadline())
+        record = recording()
+        record.call()
+        try:
+            status, content, headers = await self._exchange(method, path, body, self._deadline())
+        finally:
+            record.go_on()
         if status != 200:
             raise _refusal(status, content, headers)
         return _decode(content, answer)

@@ -10,6 +10,10 @@ it short again. What counts as a failure of the replica, and not of the request,
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
+State: TypeAlias = Literal["closed", "open", "half_open"]
+
 THRESHOLD = 3
 FIRST_OPEN_S = 1.0
 LONGEST_OPEN_S = 30.0
@@ -27,6 +31,12 @@ class Breaker:
     def __repr__(self) -> str:
         state = "closed" if self._open_until is None else f"open until {self._open_until:.1f}"
         return f"<Breaker {state} failures={self._failures}{' trying' if self._trying else ''}>"
+
+    def state(self, now: float) -> State:
+        """As the diagram above has it."""
+        if self._open_until is None:
+            return "closed"
+        return "open" if now < self._open_until else "half_open"
 
     def allows(self, now: float) -> bool:
         """Whether a call may be made."""

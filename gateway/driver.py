@@ -43,6 +43,7 @@ from gateway.errors import (
     ProtocolViolation,
     RoleRefused,
 )
+from gateway.telemetry.work import Work
 
 
 class WindowBackend(Protocol):
@@ -65,11 +66,14 @@ async def run_verified(
     roles: Collection[Role],
     committed: Sequence[int] = (),
     recorded: Sequence[int] = (),
+    work: Work | None = None,
 ) -> AsyncGenerator[Progress]:
     """The verifier's own sequence. The backend is asked for nothing but what is in its `roles`.
 
-    It begins behind the tokens that are `committed`, with those `recorded` as the first drafts.
+    It begins behind the tokens that are `committed`, with those `recorded` as the first drafts. What it takes is added
+    to `work`.
     """
+    work = work or Work()
     loop = Loop(job, windows, verifier, roles, committed, recorded)
     calls = _Calls(backend, job)
     loop.start()
@@ -77,14 +81,19 @@ async def run_verified(
         while loop.finish is None:
             match loop.pending:
                 case (Decode() as command,):
+                    begins = True
                     async with aclosing(_decode(backend, job, loop, command)) as commits:
                         async for commit in commits:
+                            work.decoded(len(commit.tokens), begins=begins)
+                            begins = False
                             yield commit
                     continue
             await calls.follow(loop.pending)
             match await calls.next():
                 case Verdict() as verdict:
+                    (asked,) = (command for command in loop.pending if isinstance(command, Verify))
                     commit = loop.on_verdict(verdict)
+                    work.verified(asked.generated, len(asked.draft), verdict.agreed, len(commit.tokens))
                     await calls.follow(loop.pending)
                     yield commit
                 case Proposal(ids):

@@ -125,18 +125,22 @@ class Unauthenticated(RequestError):
 
 
 class Overloaded(GatewayError):
-    """All places are taken; refused before any work starts."""
+    """All places are taken; refused before any work starts. `reason` says for want of what."""
 
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
 
+    def __init__(self, message: str, *, reason: str, retry_after_s: str) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.reason = reason
+
 
 class RateLimited(Overloaded):
     """A limit of the tenant's is reached. `headers` say where it stands."""
 
-    def __init__(self, message: str, *, retry_after_s: str, headers: Mapping[str, str]) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+    def __init__(self, message: str, *, reason: str, retry_after_s: str, headers: Mapping[str, str]) -> None:
+        super().__init__(message, reason=reason, retry_after_s=retry_after_s)
         self._headers = dict(headers)
 
     @property

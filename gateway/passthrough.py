@@ -27,6 +27,7 @@ from gateway.error_response import error_response
 from gateway.errors import ClientLeft, GatewayError, NotAllowed
 from gateway.limits.limiter import Limiter
 from gateway.models import Models
+from gateway.telemetry.record import recording
 from gateway.upstream import end_to_end
 from policies.decision import Decision, RequestFacts, Serving
 from policies.loader import ROUTES
@@ -108,23 +109,29 @@ class Passthrough:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         named = dict(headers)
         read: list[Message] = []
+        record = recording()
         try:
             caller = await self._authenticator.caller(named.get("authorization"))
-            content = await self._read(receive, read)
+            record.tenant = caller.tenant
+            with record.waiting():
+                content = await self._read(receive, read)
             if (peek := self._peek(content)) is not None and caller.sees(peek.model):
                 facts = RequestFacts(
                     peek.is_deterministic, named.get(HEADER.lower()), None, peek.sampling, peek.model, path
                 )
                 decision = decide(caller, facts, Serving(max_draft=0, verifier=self._models.verifies(peek.model)))
                 if decision.mode is Mode.OFF:
+                    record.route, record.model, record.mode, record.via = path, peek.model, decision.mode, "upstream"
                     request = _Request(path, scope["query_string"], headers, content, peek)
                     work = self._hand_on(_Answer(caller, decision, send), request, caller, decision)
                     await unless_client_leaves(receive, work)
                     return
         except GatewayError as error:
+            record.fail_with(error)
             await error_response(error)(scope, receive, send)
             return
         except ClientLeft:
+            record.fail("client_left")
             return
         await self._app(scope, _again(read, receive), send)
 
@@ -153,7 +160,7 @@ class Passthrough:
     async def _hand_on(self, answer: _Answer, request: _Request, caller: Caller, decision: Decision) -> None:
         limits, places = decision.limits, max(1, request.peek.n or 1)
         more = _bound(request, limits.max_tokens)
-        group = self._models.upstreams[request.peek.model]
+        group, record = self._models.upstreams[request.peek.model], recording()
         try:
             async with (
                 self._models.admission.admit(places, caller.tenant, limits.queue_share),
@@ -162,16 +169,25 @@ class Passthrough:
                 # Nobody here knows the model's tokens: the prompt's are estimated, the answer's not counted.
                 await grant.take_tokens(len(request.content) // BYTES_PER_TOKEN, 0)
                 with translated():
+                    record.call()
                     async with (
                         asyncio.timeout(self._call_timeout_s),
                         group.post(request.target, request.headers, request.content, more) as response,
                     ):
+                        record.go_on()
                         await answer.begin(response, grant.headers)
+                        record.wait()
                         while chunk := await response.content.readany():
+                            record.piece(chunk)
                             await answer.go_on(chunk)
+                            record.wait()
+                        record.go_on()
+                        if response.status >= 400:
+                            record.fail("upstream")
         except GatewayError as error:
             if not answer.begun:
                 raise
+            record.fail_with(error)
             await answer.break_off(error)
         else:
             await answer.end()

@@ -35,13 +35,13 @@ class Replica:
         self.trouble: str | None = "it has not answered yet"
         self.belongs = False
         self.in_flight = 0
-        self._breaker = Breaker()
+        self.breaker = Breaker()
         self._quarantined = False
         self._strikes = 0
         self._deadlines: list[asyncio.Timeout] = []
 
     def __repr__(self) -> str:
-        return f"<Replica {self.client.url} {self.trouble or 'well'} in_flight={self.in_flight} {self._breaker!r}>"
+        return f"<Replica {self.client.url} {self.trouble or 'well'} in_flight={self.in_flight} {self.breaker!r}>"
 
     def plays(self, role: Role) -> bool:
         """Whether its answers in this role count, be it well or not."""
@@ -49,7 +49,11 @@ class Replica:
 
     @property
     def well(self) -> bool:
-        return self.trouble is None and self._breaker.allows(_now())
+        return self.trouble is None and self.breaker.allows(_now())
+
+    @property
+    def quarantined(self) -> bool:
+        return self._quarantined
 
     async def check(self, fingerprint: str | None) -> None:
         """Ask how it is and who it is. `fingerprint` is the group's, None where any will do."""
@@ -82,7 +86,7 @@ class Replica:
             self.belongs = True
             if self.trouble is not None:
                 self.trouble = None
-                self._breaker = Breaker()  # What it did before it was away does not count.
+                self.breaker = Breaker()  # What it did before it was away does not count.
 
     def leave(self, fingerprint: str) -> None:
         """Its answers are no longer those of its group."""
@@ -100,7 +104,7 @@ class Replica:
 
     def blame(self) -> None:
         """It is at fault for a call that failed: that never got here, or went well elsewhere."""
-        self._breaker.failed(_now())
+        self.breaker.failed(_now())
 
     def give_up(self) -> None:
         """End the calls in flight with an error, so that they can be made elsewhere."""
@@ -129,14 +133,14 @@ class Replica:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         self.in_flight += 1
-        self._breaker.begin(_now())
+        self.breaker.begin(_now())
         try:
             yield
         except BaseException:
-            self._breaker.settled()
+            self.breaker.settled()
             raise
         else:
-            self._breaker.succeeded()
+            self.breaker.succeeded()
         finally:
             self.in_flight -= 1
 

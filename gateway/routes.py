@@ -23,6 +23,7 @@ from gateway.openai_api.models import model_card
 from gateway.openai_api.openapi import openapi_document
 from gateway.openai_api.shape import Json
 from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES, parse_detokenize, parse_tokenize
+from gateway.telemetry.record import recording
 from policies.policy import HEADER
 
 LINGER = 8
@@ -46,7 +47,9 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
         return model_card(model.name, started_at, model.max_context)
 
     async def caller_of(request: Request) -> Caller:
-        return await authenticator.caller(request.headers.get("authorization"))
+        caller = await authenticator.caller(request.headers.get("authorization"))
+        recording().tenant = caller.tenant
+        return caller
 
     async def answer(request: Request, parse: Callable[[bytes, str | None], Ask]) -> Answer:
         caller = await caller_of(request)
@@ -130,12 +133,13 @@ async def _read_json_body(request: Request, limit: int) -> bytes:
     body = bytearray()
     size = 0
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= limit:
-                body += chunk
-            elif size > LINGER * limit:
-                break
+        with recording().waiting():
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= limit:
+                    body += chunk
+                elif size > LINGER * limit:
+                    break
     except ClientDisconnect as error:
         raise ClientLeft from error
     if size > limit:

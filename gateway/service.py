@@ -37,6 +37,8 @@ from gateway.merge import merge
 from gateway.output_text import OutputText
 from gateway.planning import Planner
 from gateway.prompt_tokens import PromptTokens
+from gateway.telemetry.record import recording
+from gateway.telemetry.work import Work
 from gateway.text import ModelText
 from policies.decision import Limits
 from policies.policy import Decision, Mode, requests_limit
@@ -116,6 +118,7 @@ class Service:
         self.info = info
         self.text = text
         self.admission = admission
+        self.work = Work()
         self._limiter = limiter
 
     def __repr__(self) -> str:
@@ -124,7 +127,10 @@ class Service:
     @asynccontextmanager
     async def open(self, order: Order, caller: Caller) -> AsyncIterator[Run]:
         """Hold what the order needs and run it; leaving the context cancels what is under way and gives all back."""
+        record = recording()
+        record.model, record.via = self.info.model, "backend"
         decision = self._planner.decide(order, caller)
+        record.mode = decision.mode
         limits = decision.limits
         self._check_places(order, limits)
         async with (
@@ -133,12 +139,14 @@ class Service:
             AsyncExitStack() as readings,
         ):
             completion = await self._planner.plan(order, decision)
+            record.prompt_tokens = completion.prompt_tokens
             await grant.take_tokens(completion.prompt_tokens, sum(job.max_tokens for job in completion.jobs))
             try:
                 sources = [
                     await readings.enter_async_context(self._read(completion, job, decision)) for job in completion.jobs
                 ]
                 cache = min((source.status for source in sources), key=_STATUSES.index)
+                record.cache = cache
                 choices = [self._choice(completion, i, source.progress, grant) for i, source in enumerate(sources)]
                 async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:
                     yield Run(completion, cache, decision, caller.policy.version, grant, self.text, events)
@@ -175,7 +183,7 @@ class Service:
             session, batching = self._backends.session(), BATCHING[completion.mode]
             yield _Source("off", run_fast(session, job, self._verifier.vocab_size, batching))
             return
-        verified = _Verified(self._backends, completion.windows, self._verifier)
+        verified = _Verified(self._backends, completion.windows, self._verifier, self.work)
         if cache is None:
             yield _Source("off", verified.generate(job, (), ()))
             return
@@ -190,7 +198,10 @@ class Service:
 
         log, fingerprint = self._commit_log, completion.fingerprint
         async with log.open(cache.tenant, fingerprint, job, keeping, verified, wanted) as reading:
-            yield _Source(reading.source, reading.progress())
+            try:
+                yield _Source(reading.source, reading.progress())
+            finally:
+                self.work.recalled(reading.recalled)
 
     def _output(self, completion: Completion) -> OutputText:
         return self.text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)
@@ -199,12 +210,14 @@ class Service:
         self, completion: Completion, index: int, progress: AsyncGenerator[Progress], grant: Grant
     ) -> AsyncGenerator[ChoiceEvent]:
         text = self._output(completion)
+        record = recording()
         counts = Counts()
         finish: Finish = "length"
         async with aclosing(progress):
             async for step in progress:
                 match step:
                     case Commit():
+                        record.came()
                         counts = step.counts
                         grant.use(len(step.tokens))
                         deltas = text.push(step.tokens)
@@ -217,6 +230,7 @@ class Service:
                         finish = step.finish
         if last := text.finish():
             yield ChoiceDeltas(index, last)
+        record.finish_choice(text.consumed)
         yield ChoiceFinished(index, finish, text.consumed, counts)
 
 
@@ -234,16 +248,17 @@ class _Source:
 class _Verified:
     """Has the backends generate verified tokens of one job."""
 
-    def __init__(self, backends: Backends, windows: Sequence[int], verifier: Verifier) -> None:
+    def __init__(self, backends: Backends, windows: Sequence[int], verifier: Verifier, work: Work) -> None:
         self._backends = backends
         self._windows = windows
         self._verifier = verifier
+        self._work = work
         self._session = backends.session()
 
     def generate(self, job: Job, committed: Sequence[int], recorded: Sequence[int]) -> AsyncGenerator[Progress]:
         """What the verifier says comes behind `committed`."""
         roles = self._backends.verifying
-        return run_verified(self._session, job, self._windows, self._verifier, roles, committed, recorded)
+        return run_verified(self._session, job, self._windows, self._verifier, roles, committed, recorded, self._work)
 
     def quarantine(self) -> bool:
         """Ask those no more who verified last; whether others are left."""

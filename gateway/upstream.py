@@ -8,6 +8,7 @@ one that did may have been worked on, and generating is not idempotent.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -16,7 +17,7 @@ import msgspec
 
 from gateway.backend_client import translated
 from gateway.breaker import Breaker
-from gateway.errors import BackendUnreachable
+from gateway.errors import BackendError, BackendUnreachable
 from gateway.models_file import UpstreamConfig
 
 Header = tuple[str, str]
@@ -50,6 +51,8 @@ class Upstream:
         self.config = config
         self.in_flight = 0
         self.breaker = Breaker()
+        self.answers: Counter[str] = Counter()
+        """Calls by the class of their status, or "failed"."""
 
     def __repr__(self) -> str:
         return f"<Upstream {self.config.url} in_flight={self.in_flight} {self.breaker!r}>"
@@ -79,10 +82,10 @@ class UpstreamGroup:
     def __init__(self, http: aiohttp.ClientSession, configs: Sequence[UpstreamConfig]) -> None:
         assert configs
         self._http = http
-        self._upstreams = [Upstream(config) for config in configs]
+        self.upstreams = [Upstream(config) for config in configs]
 
     def __repr__(self) -> str:
-        return f"<UpstreamGroup {self._upstreams}>"
+        return f"<UpstreamGroup {self.upstreams}>"
 
     @asynccontextmanager
     async def post(
@@ -121,18 +124,21 @@ class UpstreamGroup:
             except BaseException as error:
                 upstream.in_flight -= 1
                 upstream.breaker.settled()
+                if isinstance(error, BackendError):
+                    upstream.answers["failed"] += 1
                 if not isinstance(error, BackendUnreachable):
                     raise
                 upstream.breaker.failed(_now())
                 failed.append(upstream)
-                if len(failed) == len(self._upstreams):
+                if len(failed) == len(self.upstreams):
                     raise
             else:
                 upstream.breaker.succeeded()
+                upstream.answers[f"{response.status // 100}xx"] += 1
                 return upstream, response
 
     def _choose(self, but: Sequence[Upstream]) -> Upstream:
-        left = [upstream for upstream in self._upstreams if upstream not in but]
+        left = [upstream for upstream in self.upstreams if upstream not in but]
         well = [upstream for upstream in left if upstream.breaker.allows(_now())]
         return min(well or left, key=lambda upstream: upstream.in_flight)
 

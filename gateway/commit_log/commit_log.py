@@ -34,6 +34,11 @@ class CommitLog:
     def __repr__(self) -> str:
         return f"<CommitLog {self.stores.memory!r} {self.stores.shared!r} flights={len(self._flights)} {self.served}>"
 
+    @property
+    def flights(self) -> int:
+        """How many logs are shared by readings now."""
+        return len(self._flights)
+
     @asynccontextmanager
     async def open(
         self,
@@ -95,6 +100,12 @@ class Reading:
         self._flight = flight
         self._job = job
         self.source = source
+        self._read = 0
+
+    @property
+    def recalled(self) -> int:
+        """How many of the tokens read so far were not generated for this reading."""
+        return max(0, self._read - self._flight.generated) if self.source == "lead" else self._read
 
     def __repr__(self) -> str:
         return f"<Reading {self.source} {self._flight!r}>"
@@ -105,7 +116,7 @@ class Reading:
         while True:
             fresh = self._flight.tokens[position : self._job.max_tokens]
             if fresh:
-                position += len(fresh)
+                self._read = position = position + len(fresh)
                 yield Commit(tuple([self._cut(token) for token in fresh]), self._flight.counts)
             elif (finish := self._finish(position)) is not None:
                 yield Finished(finish)

@@ -96,6 +96,8 @@ class Flight:
         self._recorded: list[int] = []
         """Ids that stand behind `tokens`, with too few alternatives."""
         self.tokens: list[Token] = []
+        self.generated = 0
+        """How many of the tokens were generated for this flight."""
         self.finish: Finish | None = None
         self.counts = Counts()
         self.leads: bool | None = None
@@ -225,6 +227,7 @@ class Flight:
                         case Commit():
                             leads = await self._append(step.tokens)
                             self.tokens += step.tokens
+                            self.generated += len(step.tokens)
                             self.counts = step.counts
                             self._move()
                             if not leads or not self._wanted:

@@ -30,11 +30,13 @@ def refusal(charges: Sequence[Charge], lease: Lease | None, taken: Taken, header
     retry_after_s = str(max(1, math.ceil(taken.wait_ms / 1000)))
     if taken.refused < len(charges):
         charge = charges[taken.refused]
+        reason = charge.what
         said = f"the limit of {charge.per_minute} {charge.what} per minute is reached"
     else:
         assert lease is not None
+        reason = "completions"
         said = f"the limit of {lease.limit} completions at a time is reached; this request needs {len(lease.ids)}"
-    return RateLimited(said, retry_after_s=retry_after_s, headers=headers)
+    return RateLimited(said, reason=reason, retry_after_s=retry_after_s, headers=headers)
 
 
 def duration(ms: float) -> str:
