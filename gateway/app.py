@@ -66,7 +66,7 @@ def build_app(
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.include_router(build_router(models, authenticator, max_body_bytes, int(time.time())))
     access, traffic = AdminAccess(settings.admin_key), Traffic()
-    app.include_router(build_admin_router(access, models, commit_log))
+    app.include_router(build_admin_router(access, models, authenticator, commit_log, max_body_bytes))
     metrics = Metrics(traffic, models, commit_log, limiter, authenticator.policies)
     app.include_router(build_metrics_router(access, metrics))
     app.add_exception_handler(GatewayError, _gateway_error)

@@ -17,7 +17,7 @@ import jwt
 from jwt import PyJWK, PyJWTError
 
 from gateway.domain import Caller
-from gateway.errors import NotAllowed, Unauthenticated
+from gateway.errors import NotAllowed, RequestError, Unauthenticated
 from policies.api_keys import PREFIX
 from policies.document import Jwt, Policy
 
@@ -46,6 +46,19 @@ class Authenticator:
         self.policies = policies
         self._keys = keys
         self._clock = clock
+
+    def as_tenant(self, tenant: str | None) -> Caller:
+        """A tenant as a caller, for an operator who asks on its behalf; None for who shows no credentials.
+
+        Raises `RequestError`.
+        """
+        policy = self.policies.current
+        tenant = policy.anonymous if tenant is None else tenant
+        if tenant is None:
+            raise RequestError("tenant is required: this policy lets nobody in without credentials", param="tenant")
+        if tenant not in policy.tenants:
+            raise RequestError(f"there is no tenant {tenant!r} in the policy", param="tenant")
+        return Caller(policy, tenant)
 
     async def caller(self, authorization: str | None) -> Caller:
         """The caller behind a header; raises `Unauthenticated`, `NotAllowed` or `IssuerUnavailable`."""

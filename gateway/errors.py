@@ -8,10 +8,12 @@
     │   ├── BodyTooLarge      413
     │   ├── UnsupportedMedia  415
     │   ├── ModelNotFound     404  code model_not_found
+    │   ├── LogNotFound       404  code log_not_found; for operators
     │   ├── NotAllowed        403  the policy does not allow it
     │   └── Unauthenticated   401  no credentials, or none that hold
     ├── Overloaded            429  admission is full; with Retry-After
     │   └── RateLimited       429  a tenant's limit is reached; with x-ratelimit-* too
+    ├── LogsUnavailable       503  the store of the commit logs does not answer; for operators: requests go on without
     ├── IssuerUnavailable     503  the keys that tokens are checked with cannot be fetched
     ├── LimitsUnavailable     503  the limits cannot be counted, and the policy's word is to deny
     ├── Draining              503  the gateway is shutting down; with Retry-After
@@ -106,6 +108,13 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class LogNotFound(RequestError):
+    """No commit log has this key."""
+
+    status = 404
+    code = "log_not_found"
+
+
 class NotAllowed(RequestError):
     """The policy does not allow it."""
 
@@ -153,6 +162,13 @@ class LimitsUnavailable(GatewayError):
 
     status = 503
     code = "limits_unavailable"
+
+
+class LogsUnavailable(GatewayError):
+    """The store of the commit logs does not answer an operator. Requests go on without it."""
+
+    status = 503
+    code = "logs_unavailable"
 
 
 class IssuerUnavailable(GatewayError):

@@ -10,12 +10,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.requests import ClientDisconnect
 
 from gateway.answer import Answer
 from gateway.authentication import Authenticator
 from gateway.domain import Caller
-from gateway.errors import BodyTooLarge, ClientLeft, UnsupportedMedia
+from gateway.json_body import read_json_body
 from gateway.models import Model, Models
 from gateway.openai_api import chat_request, completion_request
 from gateway.openai_api.ask import Ask
@@ -25,9 +24,6 @@ from gateway.openai_api.shape import Json
 from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES, parse_detokenize, parse_tokenize
 from gateway.telemetry.record import recording
 from policies.policy import HEADER
-
-LINGER = 8
-"""How many times the limit we read on, discarding, so that a client still sending gets to see its 413."""
 
 INLINE_BYTES = 64 * 1024
 """Bodies up to this long are parsed on the event loop; longer ones, of which some take half a second, in a thread."""
@@ -53,7 +49,7 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
 
     async def answer(request: Request, parse: Callable[[bytes, str | None], Ask]) -> Answer:
         caller = await caller_of(request)
-        content = await _read_json_body(request, max_body_bytes)
+        content = await read_json_body(request, max_body_bytes)
         ask = await _parse(parse, content, request.headers.get(HEADER))
         facts = replace(ask.order.facts, cache_control=request.headers.get("cache-control", ""))
         ask = replace(ask, order=replace(ask.order, facts=facts))
@@ -69,7 +65,7 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
 
     async def tokenize(request: Request) -> Response:
         caller = await caller_of(request)
-        ask = await _parse(parse_tokenize, await _read_json_body(request, max_body_bytes))
+        ask = await _parse(parse_tokenize, await read_json_body(request, max_body_bytes))
         service = models.service_or_only(ask.model, caller.sees)
         async with service.count(caller):
             ids = await service.tokens.encode(ask.prompts, fitting=False)
@@ -77,7 +73,7 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
 
     async def detokenize(request: Request) -> Response:
         caller = await caller_of(request)
-        ask = await _parse(parse_detokenize, await _read_json_body(request, max_body_bytes))
+        ask = await _parse(parse_detokenize, await read_json_body(request, max_body_bytes))
         service = models.service_or_only(ask.model, caller.sees)
         for row in ask.rows:
             service.tokens.check_ids(row, "tokens")
@@ -124,24 +120,3 @@ async def _parse(parse: Callable[Concatenate[bytes, P], T], content: bytes, *mor
     if len(content) <= INLINE_BYTES:
         return parse(content, *more, **named)
     return await asyncio.to_thread(parse, content, *more, **named)
-
-
-async def _read_json_body(request: Request, limit: int) -> bytes:
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise UnsupportedMedia(f"content-type must be application/json, not {media_type}", param="content-type")
-    body = bytearray()
-    size = 0
-    try:
-        with recording().waiting():
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size <= limit:
-                    body += chunk
-                elif size > LINGER * limit:
-                    break
-    except ClientDisconnect as error:
-        raise ClientLeft from error
-    if size > limit:
-        raise BodyTooLarge(f"the body is over the limit of {limit} bytes")
-    return bytes(body)

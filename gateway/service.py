@@ -156,6 +156,11 @@ class Service:
                 field = order.grammar_field
                 raise RequestError(error.message.replace(GRAMMAR, field, 1), param=field) from error
 
+    async def foresee(self, order: Order, caller: Caller) -> tuple[Completion, Decision]:
+        """What would be run for an order; raises `RequestError` or `RoleRefused`, as `open` does."""
+        decision = self._planner.decide(order, caller)
+        return await self._planner.plan(order, decision), decision
+
     @asynccontextmanager
     async def count(self, caller: Caller) -> AsyncIterator[None]:
         """Count a request that generates nothing."""

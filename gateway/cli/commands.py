@@ -17,6 +17,7 @@ import click
 import uvloop
 
 from gateway.app import serve
+from gateway.cli.admin import admin
 from gateway.cli.demo import PROMPTS, Plan, run_demo
 from gateway.cli.installed import require
 from gateway.cli.policy import keys, policy
@@ -170,6 +171,7 @@ def gateway(**flags: Any) -> None:
             raise click.ClickException(error.message) from error
 
 
+main.add_command(admin)
 main.add_command(policy)
 main.add_command(keys)
 

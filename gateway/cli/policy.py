@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 
 from gateway.errors import RequestError
-from gateway.openai_api import chat_request, completion_request
+from gateway.openai_api import chat_request
+from gateway.openai_api.parsers import PARSERS
 from policies.api_keys import new_key
 from policies.explain import Line, explain
 from policies.json_schema import policy_schema
@@ -20,10 +21,6 @@ from policies.policy import DEFAULT_POLICY, Policy, PolicyError, RequestFacts, S
 from policies.policy_file import read_policy
 from policies.sections import FileMistakes
 
-PARSERS = {
-    chat_request.ROUTE: chat_request.parse_chat,
-    completion_request.ROUTE: completion_request.parse_completion,
-}
 SERVING = Serving(max_draft=0)
 """Explaining asks no backend; nothing that is shown depends on what one could do."""
 

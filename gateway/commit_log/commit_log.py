@@ -32,7 +32,7 @@ class CommitLog:
         self.served: dict[Source, int] = {"hit": 0, "follow": 0, "lead": 0}
 
     def __repr__(self) -> str:
-        return f"<CommitLog {self.stores.memory!r} {self.stores.shared!r} flights={len(self._flights)} {self.served}>"
+        return f"<CommitLog {self.stores.memory!r} {self.stores.shared!r} flights={self.flights} {self.served}>"
 
     @property
     def flights(self) -> int:

@@ -23,6 +23,7 @@ from backend.protocol import Grammar, Sampling
 from gateway.domain import Completion, Job
 
 TAG_BYTES = 4
+KEY_BYTES = 2 * TAG_BYTES + 32
 VERSION = b"verbatim log 2"
 """Changes with the encoding of keys or entries; logs of another version are not found."""
 
@@ -132,7 +133,7 @@ def _fields(value: object) -> bytes:
 
 
 def log_key(reader: str | None, fingerprint: str, job: Job) -> bytes:
-    """The key of a job's log, 40 bytes. `reader` is the tenant whose it is, None for one that is shared."""
+    """The key of a job's log, `KEY_BYTES` long. `reader` is the tenant whose it is, None for one that is shared."""
     digest = hashlib.sha256(_bytes(VERSION) + _reader(reader) + _text(fingerprint) + _fields(job)).digest()
     return reader_tag(reader) + fingerprint_tag(fingerprint) + digest
 
@@ -145,6 +146,11 @@ def reader_tag(reader: str | None) -> bytes:
 def fingerprint_tag(fingerprint: str) -> bytes:
     """What stands behind that, for all logs of a fingerprint."""
     return _tag(_text(fingerprint))
+
+
+def fingerprint_tag_of(key: bytes) -> bytes:
+    """The tag of the fingerprint in a key."""
+    return key[TAG_BYTES : 2 * TAG_BYTES]
 
 
 def _reader(reader: str | None) -> bytes:

@@ -45,13 +45,13 @@ class MemoryLogs:
     """Logs by key. `clock` counts seconds."""
 
     def __init__(self, max_bytes: int, clock: Callable[[], float]) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._clock = clock
         self._logs: OrderedDict[bytes, _Log] = OrderedDict()
         self.bytes = 0
 
     def __repr__(self) -> str:
-        return f"<MemoryLogs {len(self._logs)} logs, {self.bytes} of {self._max_bytes} bytes>"
+        return f"<MemoryLogs {len(self._logs)} logs, {self.bytes} of {self.max_bytes} bytes>"
 
     def __len__(self) -> int:
         return len(self._logs)
@@ -83,7 +83,7 @@ class MemoryLogs:
         grown = _size(log.tokens[position : position + len(tokens)]) - _size(standing)
         log.size += grown
         self.bytes += grown
-        while self.bytes > self._max_bytes:
+        while self.bytes > self.max_bytes:
             self.drop(next(iter(self._logs)))
 
     def purge(self, selects: Callable[[bytes], bool]) -> int:

@@ -148,6 +148,10 @@ class RedisLogs:
     def __repr__(self) -> str:
         return f"<RedisLogs {self._breaker!r} unanswered={self.unanswered} damaged={self.damaged}>"
 
+    @property
+    def breaker_state(self) -> str:
+        return self._breaker.state(self._clock())
+
     async def look(self, key: bytes, start: int, lease: Lease | None) -> Look:
         """What stands from `start` on; with a lease, lead or find out that somebody else does."""
         token = "" if lease is None else lease.token

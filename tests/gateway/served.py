@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from conftest import launch_gateway
 from toy_backend import ToyBackend
@@ -19,14 +20,14 @@ class Served:
 
 
 @contextmanager
-def served(toy: ToyBackend) -> Iterator[Served]:
+def served(toy: ToyBackend, **more: Any) -> Iterator[Served]:
     """Runs until the context ends."""
     loop = asyncio.new_event_loop()
     found: list[str] = []
     ready, stop = threading.Event(), asyncio.Event()
 
     async def run() -> None:
-        async with toy, launch_gateway(toy.url) as gateway:
+        async with toy, launch_gateway(toy.url, **more) as gateway:
             found.append(gateway.url)
             ready.set()
             await stop.wait()
