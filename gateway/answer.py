@@ -50,9 +50,9 @@ class Answer(Response):
             async with self._service.open(self._ask.order, self._caller) as run:
                 recording().stream = self._ask.stream
                 if self._ask.stream:
-                    await self._stream(run, send)
-                    return
-                response = await self._whole(run)
+                    last = await self._stream(run, send)
+                else:
+                    response = await self._whole(run)
         except Exception as error:
             if not self._streaming:
                 raise
@@ -63,7 +63,11 @@ class Answer(Response):
             recording().fail("internal_error")
             await _send(send, sse.event(envelope("internal error", "server_error")), more=False)
             raise
-        await response(scope, receive, send)
+        # What ends the answer comes when everything held for it has been given back (gateway.disconnect).
+        if self._streaming:
+            await _send(send, last, more=False)
+        else:
+            await response(scope, receive, send)
 
     async def _whole(self, run: Run) -> Response:
         completion = run.completion
@@ -74,7 +78,8 @@ class Answer(Response):
         headers = _headers(run) | _count_headers(completion, whole.counts)
         return Response(body, media_type="application/json", headers=headers)
 
-    async def _stream(self, run: Run, send: Send) -> None:
+    async def _stream(self, run: Run, send: Send) -> bytes:
+        """Send a stream up to its end, which is returned."""
         completion = run.completion
         chunks = Chunks(*self._frame(run), self._ask.include_usage)
         # Nothing is sent before the first event: until then an error can still be a status.
@@ -88,7 +93,7 @@ class Answer(Response):
         async for event in run.events:
             await _send_events(send, chunks.add(event))
         await _send_events(send, chunks.end(completion.prompt_tokens))
-        await _send(send, _count_comment(completion, chunks.counts) + sse.DONE, more=False)
+        return _count_comment(completion, chunks.counts) + sse.DONE
 
     def _frame(self, run: Run) -> tuple[Envelope, Shape]:
         completion, view = run.completion, self._ask.view

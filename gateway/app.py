@@ -36,6 +36,8 @@ from gateway.commit_log.redis import RedisLogs
 from gateway.connect import connect
 from gateway.error_response import error_response
 from gateway.errors import ClientLeft, ConfigError, GatewayError, envelope
+from gateway.http_client import HttpClient
+from gateway.http_server import HttpServerProtocol
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory import MemoryStore
 from gateway.limits.redis import RedisStore
@@ -99,16 +101,20 @@ async def serve(
     announce: Callable[[str], None],
 ) -> None:
     """Run the gateway on a bound socket until it is told to stop; `announce` gets the base URL once it answers."""
-    http = open_http(connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s)
-    async with http, open_redis(settings.redis) as redis:
+    connect_s, silence_s = settings.connect_timeout_s, settings.first_byte_timeout_s
+    http = open_http(connect_timeout_s=connect_s, first_byte_timeout_s=silence_s)
+    upstream_http = HttpClient(connect_timeout_s=connect_s, silence_timeout_s=silence_s)
+    async with http, upstream_http, open_redis(settings.redis) as redis:
         limiter = Limiter(MemoryStore(time.monotonic) if redis is None else RedisStore(redis))
         shared = None if redis is None else RedisLogs(redis, time.monotonic)
         commit_log = CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic), shared)
-        served = await connect(http, models, settings, draw_seed, limiter, commit_log)
+        served = await connect(http, upstream_http, models, settings, draw_seed, limiter, commit_log)
         authenticator = Authenticator(policies, TokenKeys(http), time.time)
         config = uvicorn.Config(
             build_app(served, authenticator, limiter, commit_log, settings),
             lifespan="off",
+            http=HttpServerProtocol,
+            proxy_headers=False,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=1,

@@ -19,6 +19,7 @@ from gateway.admission import Admission
 from gateway.backend_client import BackendClient
 from gateway.commit_log.commit_log import CommitLog
 from gateway.errors import StartError
+from gateway.http_client import HttpClient
 from gateway.limits.limiter import Limiter
 from gateway.models import Model, Models
 from gateway.models_file import Drafts, ModelConfig
@@ -35,6 +36,7 @@ READY_POLL_S = 0.2
 
 async def connect(
     http: aiohttp.ClientSession,
+    upstream_http: HttpClient,
     configs: Sequence[ModelConfig],
     settings: Settings,
     draw_seed: Callable[[], int],
@@ -46,7 +48,7 @@ async def connect(
     admission = Admission(settings.max_concurrent)
 
     async def open_model(config: ModelConfig) -> Model:
-        upstreams = UpstreamGroup(http, config.upstreams) if config.upstreams else None
+        upstreams = UpstreamGroup(upstream_http, config.upstreams) if config.upstreams else None
         if not config.backends:
             assert config.name is not None
             return Model(config.name, upstreams=upstreams)

@@ -27,7 +27,7 @@
         └── BackendRefused  4xx    it refused the call; its status and Retry-After pass through
 
 `ClientLeft` is no error: it tells the HTTP edge that nobody is listening any more. Each boundary translates once and
-keeps the cause (`raise ... from`): the backend client for aiohttp and the wire, the service for policies.
+keeps the cause (`raise ... from`): the backend client and the HTTP client for the wire, the service for policies.
 """
 
 from __future__ import annotations

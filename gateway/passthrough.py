@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import aiohttp
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,6 +24,7 @@ from gateway.disconnect import unless_client_leaves
 from gateway.domain import Caller
 from gateway.error_response import error_response
 from gateway.errors import ClientLeft, GatewayError, NotAllowed
+from gateway.http_client import Header, Incoming
 from gateway.limits.limiter import Limiter
 from gateway.models import Models
 from gateway.telemetry.record import recording
@@ -53,8 +53,11 @@ HANDED_ON = frozenset(
 """Paths that infer and leave nothing behind. All tenants come with the same key of the upstream's: what it keeps under
 that key (files, fine-tuning jobs, batches, stored responses) would be everybody's."""
 
-_SAID_ANEW = frozenset({"date", "server"})
+_SAID_ANEW = frozenset({b"date", b"server"})
 """Headers of an answer that the server gives in which the gateway runs."""
+
+_HEADER = HEADER.lower().encode()
+_EVENT_STREAM = sse.MEDIA_TYPE.encode()
 
 BYTES_PER_TOKEN = 4
 """A rule of thumb, for limits alone."""
@@ -106,19 +109,18 @@ class Passthrough:
         if scope["type"] != "http" or scope["method"] != "POST" or path not in HANDED_ON:
             await self._app(scope, receive, send)
             return
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers: list[Header] = scope["headers"]
         named = dict(headers)
         read: list[Message] = []
         record = recording()
         try:
-            caller = await self._authenticator.caller(named.get("authorization"))
+            caller = await self._authenticator.caller(_text(named.get(b"authorization")))
             record.tenant = caller.tenant
             with record.waiting():
                 content = await self._read(receive, read)
             if (peek := self._peek(content)) is not None and caller.sees(peek.model):
-                facts = RequestFacts(
-                    peek.is_deterministic, named.get(HEADER.lower()), None, peek.sampling, peek.model, path
-                )
+                asked = _text(named.get(_HEADER))
+                facts = RequestFacts(peek.is_deterministic, asked, None, peek.sampling, peek.model, path)
                 decision = decide(caller, facts, Serving(max_draft=0, verifier=self._models.verifies(peek.model)))
                 if decision.mode is Mode.OFF:
                     record.route, record.model, record.mode, record.via = path, peek.model, decision.mode, "upstream"
@@ -172,17 +174,17 @@ class Passthrough:
                     record.call()
                     async with (
                         asyncio.timeout(self._call_timeout_s),
-                        group.post(request.target, request.headers, request.content, more) as response,
+                        group.post(request.target, request.headers, request.content, more) as incoming,
                     ):
                         record.go_on()
-                        await answer.begin(response, grant.headers)
+                        await answer.begin(incoming, grant.headers)
                         record.wait()
-                        while chunk := await response.content.readany():
-                            record.piece(chunk)
-                            await answer.go_on(chunk)
+                        while some := await incoming.read_some():
+                            record.piece(some)
+                            await answer.go_on(some)
                             record.wait()
                         record.go_on()
-                        if response.status >= 400:
+                        if incoming.status >= 400:
                             record.fail("upstream")
         except GatewayError as error:
             if not answer.begun:
@@ -199,15 +201,15 @@ class _Request:
 
     path: str
     query: bytes
-    headers: list[tuple[str, str]]
+    headers: list[Header]
     content: bytes
     peek: _Peek
 
     @property
-    def target(self) -> str:
+    def target(self) -> bytes:
         """Path and query below the upstream's base URL."""
-        path = self.path.removeprefix(_PREFIX)
-        return f"{path}?{self.query.decode('latin-1')}" if self.query else path
+        path = self.path.removeprefix(_PREFIX).encode()
+        return path + b"?" + self.query if self.query else path
 
 
 def _bound(request: _Request, most: int | None) -> dict[str, int]:
@@ -236,17 +238,18 @@ class _Answer:
         self._send = send
         self._streams = False
 
-    async def begin(self, response: aiohttp.ClientResponse, limits: Mapping[str, str]) -> None:
+    async def begin(self, incoming: Incoming, limits: Mapping[str, str]) -> None:
         """`limits` are the headers that say where the client stands; an upstream's own ones speak of us."""
-        said = {name.lower(): value for name, value in {**self._said, **limits}.items()}
-        kept = [item for item in end_to_end(response.headers.items()) if item[0] not in said.keys() | _SAID_ANEW]
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*kept, *said.items())]
-        self._streams = response.content_type == sse.MEDIA_TYPE
-        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        said = {name.lower().encode(): value.encode() for name, value in {**self._said, **limits}.items()}
+        kept = [item for item in end_to_end(incoming.headers) if item[0] not in said and item[0] not in _SAID_ANEW]
+        content_type = dict(kept).get(b"content-type", b"")
+        self._streams = content_type.partition(b";")[0].strip().lower() == _EVENT_STREAM
+        headers = [*kept, *said.items()]
+        await self._send({"type": "http.response.start", "status": incoming.status, "headers": headers})
         self.begun = True
 
-    async def go_on(self, chunk: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+    async def go_on(self, some: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": some, "more_body": True})
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})
@@ -257,6 +260,10 @@ class _Answer:
             # It may have broken off within an event; a blank line ends that one.
             await self.go_on(b"\n\n" + sse.event(error.envelope()))
             await self.end()
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
 
 
 def _again(read: list[Message], receive: Receive) -> Receive:

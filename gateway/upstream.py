@@ -12,35 +12,32 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-import aiohttp
 import msgspec
 
-from gateway.backend_client import translated
 from gateway.breaker import Breaker
 from gateway.errors import BackendError, BackendUnreachable
+from gateway.http_client import Header, HttpClient, Incoming, Server
 from gateway.models_file import UpstreamConfig
-
-Header = tuple[str, str]
 
 HOP_BY_HOP = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
     }
 )
 """RFC 9110, 7.6.1: they speak of one connection, not of the message."""
 
-_OURS = frozenset({"host", "content-length", "expect", "authorization"})
+_OURS = frozenset({b"host", b"content-length", b"expect", b"authorization"})
 """Said anew on the way to an upstream. The client's credentials are for this gateway alone."""
 
-_PREFIX = "x-verbatim-"
+_PREFIX = b"x-verbatim-"
 _MODEL, _DETERMINISM = "model", "is_deterministic"
 
 
@@ -49,10 +46,13 @@ class Upstream:
 
     def __init__(self, config: UpstreamConfig) -> None:
         self.config = config
+        self.server = Server.at(config.url)
         self.in_flight = 0
         self.breaker = Breaker()
         self.answers: Counter[str] = Counter()
         """Calls by the class of their status, or "failed"."""
+        key = config.key
+        self._credentials = () if key is None else ((b"authorization", b"Bearer " + key.encode("latin-1")),)
 
     def __repr__(self) -> str:
         return f"<Upstream {self.config.url} in_flight={self.in_flight} {self.breaker!r}>"
@@ -72,14 +72,14 @@ class Upstream:
 
     def headers(self, headers: Iterable[Header]) -> list[Header]:
         """The client's headers, without what is not for the upstream, and with its key."""
-        sent = [(name, value) for name, value in end_to_end(headers) if name not in _OURS and name[:11] != _PREFIX]
-        return sent if self.config.key is None else [*sent, ("authorization", f"Bearer {self.config.key}")]
+        sent = [header for header in end_to_end(headers) if header[0] not in _OURS and header[0][:11] != _PREFIX]
+        return [*sent, *self._credentials]
 
 
 class UpstreamGroup:
     """The upstreams of one model, in the order in which they are configured."""
 
-    def __init__(self, http: aiohttp.ClientSession, configs: Sequence[UpstreamConfig]) -> None:
+    def __init__(self, http: HttpClient, configs: Sequence[UpstreamConfig]) -> None:
         assert configs
         self._http = http
         self.upstreams = [Upstream(config) for config in configs]
@@ -89,38 +89,32 @@ class UpstreamGroup:
 
     @asynccontextmanager
     async def post(
-        self, path: str, headers: Sequence[Header], content: bytes, more: Mapping[str, int]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a JSON body that names a model, with `more` set in it, to `path` below the base URL.
+        self, target: bytes, headers: Sequence[Header], content: bytes, more: Mapping[str, int]
+    ) -> AsyncIterator[Incoming]:
+        """Send a JSON body that names a model, with `more` set in it, to `target` below the base URL.
 
-        The response has not been read.
-
-        Leaving the context before it has been read closes its connection. Raises `BackendError`.
+        The body of the answer has not been read; leaving the context before it has been closes its connection.
+        Raises `BackendError`.
         """
-        upstream, response = await self._send(path, headers, content, more)
+        upstream, incoming = await self._send(target, headers, content, more)
         try:
-            yield response
+            yield incoming
         finally:
-            response.release()
+            incoming.close()
             upstream.in_flight -= 1
 
     async def _send(
-        self, path: str, headers: Sequence[Header], content: bytes, more: Mapping[str, int]
-    ) -> tuple[Upstream, aiohttp.ClientResponse]:
+        self, target: bytes, headers: Sequence[Header], content: bytes, more: Mapping[str, int]
+    ) -> tuple[Upstream, Incoming]:
         failed: list[Upstream] = []
         while True:
             upstream = self._choose(failed)
             upstream.in_flight += 1
             upstream.breaker.begin(_now())
             try:
-                with translated():
-                    response = await self._http.post(
-                        upstream.config.url + path,
-                        data=upstream.body(content, more),
-                        headers=upstream.headers(headers),
-                        skip_auto_headers=("content-type",),
-                        allow_redirects=False,
-                    )
+                incoming = await self._http.post(
+                    upstream.server, target, upstream.headers(headers), upstream.body(content, more)
+                )
             except BaseException as error:
                 upstream.in_flight -= 1
                 upstream.breaker.settled()
@@ -134,8 +128,8 @@ class UpstreamGroup:
                     raise
             else:
                 upstream.breaker.succeeded()
-                upstream.answers[f"{response.status // 100}xx"] += 1
-                return upstream, response
+                upstream.answers[f"{incoming.status // 100}xx"] += 1
+                return upstream, incoming
 
     def _choose(self, but: Sequence[Upstream]) -> Upstream:
         left = [upstream for upstream in self.upstreams if upstream not in but]
@@ -144,10 +138,10 @@ class UpstreamGroup:
 
 
 def end_to_end(headers: Iterable[Header]) -> list[Header]:
-    """Headers that are to reach the other end, in order; names are in lower case."""
-    lower = [(name.lower(), value) for name, value in headers]
-    named = {token.strip().lower() for name, value in lower if name == "connection" for token in value.split(",")}
-    return [(name, value) for name, value in lower if name not in HOP_BY_HOP and name not in named]
+    """Headers that are to reach the other end, in order; names are in lower case, here as there."""
+    headers = list(headers)
+    named = {token.strip() for name, value in headers if name == b"connection" for token in value.lower().split(b",")}
+    return [header for header in headers if header[0] not in HOP_BY_HOP and header[0] not in named]
 
 
 def _now() -> float:

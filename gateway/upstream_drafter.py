@@ -18,7 +18,7 @@ from gateway.errors import BackendFailed
 from gateway.text import ModelText
 from gateway.upstream import UpstreamGroup
 
-_HEADERS = (("content-type", "application/json"),)
+_HEADERS = ((b"content-type", b"application/json"),)
 
 
 class _Choice(msgspec.Struct):
@@ -57,7 +57,7 @@ class UpstreamDrafter:
         with translated():
             async with (
                 asyncio.timeout(self._call_timeout_s),
-                self._upstreams.post("/completions", _HEADERS, msgspec.json.encode(body), {}) as response,
+                self._upstreams.post(b"/completions", _HEADERS, msgspec.json.encode(body), {}) as response,
             ):
                 status, content = response.status, await response.read()
         if status != 200:

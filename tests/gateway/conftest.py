@@ -22,6 +22,8 @@ from gateway.backend_client import open_http
 from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.memory import MemoryLogs
 from gateway.connect import connect
+from gateway.http_client import HttpClient
+from gateway.http_server import HttpServerProtocol
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory import MemoryStore
 from gateway.limits.store import LimitStore
@@ -106,15 +108,18 @@ async def launch_models(
 ) -> AsyncIterator[Gateway]:
     """A gateway over many backends. Nobody looks after their health unless a test does."""
     settings = Settings(**overrides)  # type: ignore[arg-type]
-    async with open_http(
-        connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s
-    ) as backend_http:
+    connect_s, silence_s = settings.connect_timeout_s, settings.first_byte_timeout_s
+    async with (
+        open_http(connect_timeout_s=connect_s, first_byte_timeout_s=silence_s) as backend_http,
+        HttpClient(connect_timeout_s=connect_s, silence_timeout_s=silence_s) as upstream_http,
+    ):
         limiter = Limiter(store or MemoryStore(time.monotonic))
         commit_log = commit_log or CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic))
-        models = await connect(backend_http, configs, settings, draw_seed, limiter, commit_log, no_sleep)
+        models = await connect(backend_http, upstream_http, configs, settings, draw_seed, limiter, commit_log, no_sleep)
         authenticator = Authenticator(policies, TokenKeys(backend_http), time.time)
         config = uvicorn.Config(
             build_app(models, authenticator, limiter, commit_log, settings),
+            http=HttpServerProtocol,
             lifespan="off",
             log_level="critical",
             access_log=False,

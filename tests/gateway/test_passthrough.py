@@ -310,13 +310,13 @@ async def test_an_upstream_drafts_for_verifiers(roles: tuple[str, ...]) -> None:
 
 def test_hop_by_hop_headers_include_those_that_connection_names() -> None:
     headers = [
-        ("Connection", "close, X-One"),
-        ("connection", "x-two"),
-        ("X-One", "1"),
-        ("x-two", "2"),
-        ("X-Three", "3"),
+        (b"connection", b"close, X-One"),
+        (b"connection", b"x-two"),
+        (b"x-one", b"1"),
+        (b"x-two", b"2"),
+        (b"x-three", b"3"),
     ]
-    assert end_to_end(headers) == [("x-three", "3")]
+    assert end_to_end(headers) == [(b"x-three", b"3")]
 
 
 POLICY = """
