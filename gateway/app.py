@@ -53,6 +53,7 @@ from gateway.settings import Settings
 from gateway.telemetry.record import recording
 from gateway.telemetry.traffic import Traffic
 from gateway.token_keys import TokenKeys
+from gateway.ui.pages import build_ui_router
 from policies.document import FixedPolicy
 from policies.policy_file import PolicyFile
 
@@ -71,6 +72,7 @@ def build_app(
     app.include_router(build_admin_router(access, models, authenticator, commit_log, max_body_bytes))
     metrics = Metrics(traffic, models, commit_log, limiter, authenticator.policies)
     app.include_router(build_metrics_router(access, metrics))
+    app.include_router(build_ui_router())
     app.add_exception_handler(GatewayError, _gateway_error)
     app.add_exception_handler(ClientLeft, _client_left)
     app.add_exception_handler(HTTPException, _http_error)

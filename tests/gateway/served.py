@@ -21,7 +21,7 @@ class Served:
 
 @contextmanager
 def served(toy: ToyBackend, **more: Any) -> Iterator[Served]:
-    """Runs until the context ends."""
+    """Runs until the context ends; `more` is for `launch_gateway`."""
     loop = asyncio.new_event_loop()
     found: list[str] = []
     ready, stop = threading.Event(), asyncio.Event()

@@ -1,0 +1,1 @@
+"""The page that the gateway serves to people: a playground and a dashboard."""

@@ -1,0 +1,3 @@
+export function openDashboard() {
+  return { show() {} };
+}
