@@ -20,23 +20,26 @@ from starlette.types import Receive, Scope, Send
 from gateway import sse
 from gateway.completion_id import completion_id
 from gateway.disconnect import unless_client_leaves
-from gateway.domain import Caller, Completion, Counts
+from gateway.domain import Caller, ChoiceEvent, Completion, Counts
 from gateway.errors import ClientLeft, GatewayError, envelope
 from gateway.openai_api.ask import Ask
-from gateway.openai_api.shape import Chunks, Envelope, Shape, Whole
+from gateway.openai_api.shape import Chunks, Envelope, Json, Shape, Whole
+from gateway.receipts.notary import Kept, Notary, PendingReceipt
+from gateway.receipts.receipt import Request
 from gateway.service import Run, Service
 from gateway.telemetry.record import recording
-from policies.policy import HEADER, Mode
+from policies.policy import HEADER, RECEIPT_HEADER, Mode
 
 
 class Answer(Response):
     """Runs a request and sends what comes of it."""
 
-    def __init__(self, service: Service, ask: Ask, caller: Caller) -> None:
+    def __init__(self, service: Service, ask: Ask, caller: Caller, notary: Notary) -> None:
         super().__init__()
         self._service = service
         self._ask = ask
         self._caller = caller
+        self._notary = notary
         self._streaming = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,29 +74,59 @@ class Answer(Response):
 
     async def _whole(self, run: Run) -> Response:
         completion = run.completion
-        whole = Whole(*self._frame(run))
+        envelope, shape = self._frame(run)
+        receipt = self._record(run, envelope.id)
+        whole = Whole(envelope, shape)
         async for event in run.events:
             whole.add(event)
+            if receipt is not None:
+                receipt.add(event)
         body = msgspec.json.encode(whole.body(completion.prompt_tokens))
-        headers = _headers(run) | _count_headers(completion, whole.counts)
+        # Kept before it is sent: who has the answer can have the receipt.
+        kept = None if receipt is None else await receipt.end()
+        headers = _headers(run, receipt) | _count_headers(completion, whole.counts, kept)
         return Response(body, media_type="application/json", headers=headers)
 
     async def _stream(self, run: Run, send: Send) -> bytes:
         """Send a stream up to its end, which is returned."""
         completion = run.completion
-        chunks = Chunks(*self._frame(run), self._ask.include_usage)
+        envelope, shape = self._frame(run)
+        receipt = self._record(run, envelope.id)
+        chunks = Chunks(envelope, shape, self._ask.include_usage)
+
+        def add(event: ChoiceEvent) -> list[Json]:
+            if receipt is not None:
+                receipt.add(event)
+            return chunks.add(event)
+
         # Nothing is sent before the first event: until then an error can still be a status.
-        pending = chunks.add(await anext(run.events))
-        headers = _headers(run) | {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        pending = add(await anext(run.events))
+        headers = _headers(run, receipt) | {"cache-control": "no-cache", "x-accel-buffering": "no"}
         start = Response(None, media_type=sse.MEDIA_TYPE, headers=headers)
         del start.headers["content-length"]
         self._streaming = True
         await send({"type": "http.response.start", "status": 200, "headers": start.raw_headers})
         await _send_events(send, pending)
         async for event in run.events:
-            await _send_events(send, chunks.add(event))
+            await _send_events(send, add(event))
         await _send_events(send, chunks.end(completion.prompt_tokens))
-        return _count_comment(completion, chunks.counts) + sse.DONE
+        kept = None if receipt is None else await receipt.end()
+        return _count_comment(completion, chunks.counts, kept) + sse.DONE
+
+    def _record(self, run: Run, response: str) -> PendingReceipt | None:
+        """Begin the answer's receipt, where it gets one. `response` is the answer's own id."""
+        wanted = run.decision.receipt
+        if wanted is None:
+            return None
+        request = Request(
+            digest=self._ask.digest,
+            route=self._ask.order.facts.route,
+            tenant=self._caller.tenant,
+            rule=run.decision.rule,
+            policy=run.policy_version,
+            response=response,
+        )
+        return self._notary.begin(run.completion, request, run.cache, wanted)
 
     def _frame(self, run: Run) -> tuple[Envelope, Shape]:
         completion, view = run.completion, self._ask.view
@@ -111,7 +144,7 @@ async def _send(send: Send, body: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def _headers(run: Run) -> dict[str, str]:
+def _headers(run: Run, receipt: PendingReceipt | None) -> dict[str, str]:
     """What the answer got and why, and where its client stands."""
     completion, decision = run.completion, run.decision
     headers = {
@@ -124,17 +157,21 @@ def _headers(run: Run) -> dict[str, str]:
     }
     if decision.degraded:
         headers["X-Verbatim-Degraded"] = "no-verifier"
+    if receipt is not None:
+        headers[RECEIPT_HEADER] = receipt.id
     return headers | run.grant.headers
 
 
-def _count_headers(completion: Completion, counts: Counts) -> dict[str, str]:
+def _count_headers(completion: Completion, counts: Counts, kept: Kept | None) -> dict[str, str]:
     if completion.mode is not Mode.VERIFIED:
         return {}
-    return {"X-Verbatim-Windows": str(counts.windows), "X-Verbatim-Rollbacks": str(counts.rollbacks)}
+    headers = {"X-Verbatim-Windows": str(counts.windows), "X-Verbatim-Rollbacks": str(counts.rollbacks)}
+    return headers if kept is None else headers | {"X-Verbatim-Receipt-Kept": kept}
 
 
-def _count_comment(completion: Completion, counts: Counts) -> bytes:
+def _count_comment(completion: Completion, counts: Counts, kept: Kept | None) -> bytes:
     """What the headers of a whole answer say, where it is known only at the end."""
     if completion.mode is not Mode.VERIFIED:
         return b""
-    return sse.comment(f"verbatim windows={counts.windows} rollbacks={counts.rollbacks}")
+    said = f"verbatim windows={counts.windows} rollbacks={counts.rollbacks}"
+    return sse.comment(said if kept is None else f"{said} receipt={kept}")

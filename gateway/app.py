@@ -46,6 +46,9 @@ from gateway.models import Models
 from gateway.models_file import ModelConfig
 from gateway.observed import Observed
 from gateway.passthrough import Passthrough
+from gateway.receipts.key_files import KeyFolder
+from gateway.receipts.notary import Notary
+from gateway.receipts.stores import MemoryReceipts, RedisReceipts
 from gateway.redis_connection import RedisConnection
 from gateway.replica_group import watch
 from gateway.routes import build_router
@@ -62,15 +65,20 @@ DRAWN_SEEDS = 2**53
 
 
 def build_app(
-    models: Models, authenticator: Authenticator, limiter: Limiter, commit_log: CommitLog, settings: Settings
+    models: Models,
+    authenticator: Authenticator,
+    limiter: Limiter,
+    commit_log: CommitLog,
+    notary: Notary,
+    settings: Settings,
 ) -> ASGIApp:
     """The application over parts that are ready."""
     max_body_bytes = settings.max_body_bytes
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.include_router(build_router(models, authenticator, max_body_bytes, int(time.time())))
+    app.include_router(build_router(models, authenticator, notary, max_body_bytes, int(time.time())))
     access, traffic = AdminAccess(settings.admin_key), Traffic()
     app.include_router(build_admin_router(access, models, authenticator, commit_log, max_body_bytes))
-    metrics = Metrics(traffic, models, commit_log, limiter, authenticator.policies)
+    metrics = Metrics(traffic, models, commit_log, notary, limiter, authenticator.policies)
     app.include_router(build_metrics_router(access, metrics))
     app.include_router(build_ui_router())
     app.add_exception_handler(GatewayError, _gateway_error)
@@ -99,6 +107,7 @@ async def serve(
     settings: Settings,
     models: Sequence[ModelConfig],
     policies: PolicyFile | FixedPolicy,
+    receipt_keys: KeyFolder,
     listener: socket.socket,
     announce: Callable[[str], None],
 ) -> None:
@@ -112,8 +121,11 @@ async def serve(
         commit_log = CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic), shared)
         served = await connect(http, upstream_http, models, settings, draw_seed, limiter, commit_log)
         authenticator = Authenticator(policies, TokenKeys(http), time.time)
+        receipts = MemoryReceipts(settings.receipt_bytes, time.monotonic)
+        shared_receipts = None if redis is None else RedisReceipts(redis, time.monotonic)
+        notary = Notary(receipt_keys, receipts, shared_receipts, time.time)
         config = uvicorn.Config(
-            build_app(served, authenticator, limiter, commit_log, settings),
+            build_app(served, authenticator, limiter, commit_log, notary, settings),
             lifespan="off",
             http=HttpServerProtocol,
             proxy_headers=False,
@@ -128,7 +140,7 @@ async def serve(
         ]
         if isinstance(policies, PolicyFile):
             watching.append(asyncio.create_task(policies.watch()))
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, policies.ask)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up, policies, receipt_keys)
         try:
             server = DrainingServer(config, served.admission, settings.drain_timeout_s, lambda: announce(base_url))
             await server.serve([listener])
@@ -136,6 +148,12 @@ async def serve(
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
+
+
+def hang_up(policies: PolicyFile, receipt_keys: KeyFolder) -> None:
+    """Read anew what is in files: the keys first, which the policy may need."""
+    receipt_keys.reload()
+    policies.ask()
 
 
 @asynccontextmanager

@@ -9,12 +9,14 @@
     │   ├── UnsupportedMedia  415
     │   ├── ModelNotFound     404  code model_not_found
     │   ├── LogNotFound       404  code log_not_found; for operators
+    │   ├── ReceiptNotFound   404  code receipt_not_found
     │   ├── NotAllowed        403  the policy does not allow it
     │   └── Unauthenticated   401  no credentials, or none that hold
     ├── Overloaded            429  admission is full; with Retry-After
     │   └── RateLimited       429  a tenant's limit is reached; with x-ratelimit-* too
     ├── LogsUnavailable       503  the store of the commit logs does not answer; for operators: requests go on without
     ├── IssuerUnavailable     503  the keys that tokens are checked with cannot be fetched
+    ├── ReceiptsUnavailable   503  the store of receipts does not answer
     ├── LimitsUnavailable     503  the limits cannot be counted, and the policy's word is to deny
     ├── Draining              503  the gateway is shutting down; with Retry-After
     ├── RoleRefused           503  the backend does not play the role the request needs
@@ -115,6 +117,13 @@ class LogNotFound(RequestError):
     code = "log_not_found"
 
 
+class ReceiptNotFound(RequestError):
+    """No such receipt of this tenant's: whether there is one of another's, nobody is told."""
+
+    status = 404
+    code = "receipt_not_found"
+
+
 class NotAllowed(RequestError):
     """The policy does not allow it."""
 
@@ -169,6 +178,13 @@ class LogsUnavailable(GatewayError):
 
     status = 503
     code = "logs_unavailable"
+
+
+class ReceiptsUnavailable(GatewayError):
+    """Receipts cannot be looked up: their store does not answer."""
+
+    status = 503
+    code = "receipts_unavailable"
 
 
 class IssuerUnavailable(GatewayError):

@@ -23,6 +23,7 @@ from gateway.admin.access import AdminAccess
 from gateway.commit_log.commit_log import CommitLog
 from gateway.limits.limiter import Limiter
 from gateway.models import Models
+from gateway.receipts.notary import Notary
 from gateway.telemetry.histogram import Histogram
 from gateway.telemetry.traffic import Outcome, Traffic, Way
 from policies.policy_file import PolicyFile
@@ -34,11 +35,18 @@ class Metrics:
     """One gateway, as Prometheus's library collects it."""
 
     def __init__(
-        self, traffic: Traffic, models: Models, commit_log: CommitLog, limiter: Limiter, policies: object
+        self,
+        traffic: Traffic,
+        models: Models,
+        commit_log: CommitLog,
+        notary: Notary,
+        limiter: Limiter,
+        policies: object,
     ) -> None:
         self._traffic = traffic
         self._models = models
         self._commit_log = commit_log
+        self._notary = notary
         self._limiter = limiter
         self._policies = policies
 
@@ -48,6 +56,7 @@ class Metrics:
         yield from self._requests()
         yield from self._work()
         yield from self._log()
+        yield from self._receipts()
         yield from self._places()
         yield from self._backends()
         yield from self._upstreams()
@@ -92,6 +101,13 @@ class Metrics:
             unanswered["log"] = shared.unanswered
             yield _counter("log_damaged", "Logs in Redis that were cut off.", (), {(): shared.damaged})
         yield _counter("store_unanswered", "Calls that Redis did not answer.", ("store",), unanswered)
+
+    def _receipts(self) -> Iterator[Metric]:
+        notary = self._notary
+        yield _counter("receipts", "Receipts made, by what became of them.", ("outcome",), notary.counts)
+        yield _counter("receipts_evicted", "Receipts that went before their time.", (), {(): notary.memory.evicted})
+        yield _gauge("receipt_memory_bytes", "What receipts take in memory.", (), {(): notary.memory.bytes})
+        yield _counter("receipt_key_refusals", "Changes of the keys not taken.", (), {(): notary.keys.failures})
 
     def _places(self) -> Iterator[Metric]:
         admission = self._models.admission

@@ -31,7 +31,7 @@ from gateway.telemetry.record import recording
 from gateway.upstream import end_to_end
 from policies.decision import Decision, RequestFacts, Serving
 from policies.loader import ROUTES
-from policies.policy import HEADER, Mode
+from policies.policy import HEADER, RECEIPT_HEADER, Mode
 from policies.settings import SAMPLING
 
 _PREFIX = "/v1"
@@ -56,7 +56,7 @@ that key (files, fine-tuning jobs, batches, stored responses) would be everybody
 _SAID_ANEW = frozenset({b"date", b"server"})
 """Headers of an answer that the server gives in which the gateway runs."""
 
-_HEADER = HEADER.lower().encode()
+_HEADER, _RECEIPT_HEADER = HEADER.lower().encode(), RECEIPT_HEADER.lower().encode()
 _EVENT_STREAM = sse.MEDIA_TYPE.encode()
 
 BYTES_PER_TOKEN = 4
@@ -119,8 +119,14 @@ class Passthrough:
             with record.waiting():
                 content = await self._read(receive, read)
             if (peek := self._peek(content)) is not None and caller.sees(peek.model):
-                asked = _text(named.get(_HEADER))
-                facts = RequestFacts(peek.is_deterministic, asked, None, peek.sampling, peek.model, path)
+                facts = RequestFacts(
+                    is_deterministic=peek.is_deterministic,
+                    header=_text(named.get(_HEADER)),
+                    sampling=peek.sampling,
+                    model=peek.model,
+                    route=path,
+                    receipt=_text(named.get(_RECEIPT_HEADER)),
+                )
                 decision = decide(caller, facts, Serving(max_draft=0, verifier=self._models.verifies(peek.model)))
                 if decision.mode is Mode.OFF:
                     record.route, record.model, record.mode, record.via = path, peek.model, decision.mode, "upstream"

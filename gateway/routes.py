@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar
@@ -14,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from gateway.answer import Answer
 from gateway.authentication import Authenticator
 from gateway.domain import Caller
+from gateway.errors import ReceiptNotFound
 from gateway.json_body import read_json_body
 from gateway.models import Model, Models
 from gateway.openai_api import chat_request, completion_request
@@ -22,8 +24,10 @@ from gateway.openai_api.models import model_card
 from gateway.openai_api.openapi import openapi_document
 from gateway.openai_api.shape import Json
 from gateway.openai_api.tokenization import DETOKENIZE_ROUTES, TOKENIZE_ROUTES, parse_detokenize, parse_tokenize
+from gateway.receipts.keys import WELL_KNOWN
+from gateway.receipts.notary import Notary
 from gateway.telemetry.record import recording
-from policies.policy import HEADER
+from policies.policy import HEADER, RECEIPT_HEADER
 
 INLINE_BYTES = 64 * 1024
 """Bodies up to this long are parsed on the event loop; longer ones, of which some take half a second, in a thread."""
@@ -35,7 +39,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def build_router(models: Models, authenticator: Authenticator, max_body_bytes: int, started_at: int) -> APIRouter:
+def build_router(
+    models: Models, authenticator: Authenticator, notary: Notary, max_body_bytes: int, started_at: int
+) -> APIRouter:
     """The routes over the models. Whoever asks is known before a body is read."""
     router = APIRouter()
 
@@ -51,9 +57,11 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
         caller = await caller_of(request)
         content = await read_json_body(request, max_body_bytes)
         ask = await _parse(parse, content, request.headers.get(HEADER))
-        facts = replace(ask.order.facts, cache_control=request.headers.get("cache-control", ""))
-        ask = replace(ask, order=replace(ask.order, facts=facts))
-        return Answer(models.service(ask.order.model, caller.sees), ask, caller)
+        cache_control, receipt = request.headers.get("cache-control", ""), request.headers.get(RECEIPT_HEADER)
+        facts = replace(ask.order.facts, cache_control=cache_control, receipt=receipt)
+        digest = (await _parse(hashlib.sha256, content)).hexdigest()
+        ask = replace(ask, order=replace(ask.order, facts=facts), digest=digest)
+        return Answer(models.service(ask.order.model, caller.sees), ask, caller, notary)
 
     @router.post(chat_request.ROUTE)
     async def chat_completions(request: Request) -> Response:
@@ -95,6 +103,18 @@ def build_router(models: Models, authenticator: Authenticator, max_body_bytes: i
     async def get_model(request: Request, model: str) -> Response:
         caller = await caller_of(request)
         return JSONResponse(card(models.model(model, caller.sees)))
+
+    @router.get("/v1/receipts/{id_}")
+    async def get_receipt(request: Request, id_: str) -> Response:
+        caller = await caller_of(request)
+        receipt = await notary.find(caller.tenant, id_)
+        if receipt is None:
+            raise ReceiptNotFound("there is no such receipt", param="id")
+        return Response(receipt, media_type=JSON)
+
+    @router.get(WELL_KNOWN)
+    async def receipt_keys() -> Response:
+        return JSONResponse(notary.keys.current.public.jwks())
 
     @router.get("/openapi.json")
     async def openapi(request: Request) -> Response:

@@ -36,6 +36,10 @@ class Settings:
     closed."""
     cache_bytes: int = 64 * 1024 * 1024
     """How much memory the answers take that a policy has kept here. Those used longest ago go first."""
+    receipt_keys: str | None = None
+    """The folder of the keys that receipts are signed with (`verbatim receipts new-key`), or one key's file."""
+    receipt_bytes: int = 64 * 1024 * 1024
+    """How much memory receipts take that are kept here: all without a Redis, else those it did not take."""
     host: str = "127.0.0.1"
     port: int = 8042
     max_concurrent: int = 256
@@ -73,8 +77,9 @@ class Settings:
             raise ConfigError(f"max_concurrent must be at least {MAX_CHOICES}", param="max_concurrent")
         if self.max_body_bytes < 1:
             raise ConfigError("max_body_bytes must be at least 1", param="max_body_bytes")
-        if self.cache_bytes < 0:
-            raise ConfigError("cache_bytes must be 0 or more", param="cache_bytes")
+        for name in ("cache_bytes", "receipt_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be 0 or more", param=name)
         for setting in fields(self):
             if setting.name.endswith("_s"):
                 value = getattr(self, setting.name)

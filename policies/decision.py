@@ -31,7 +31,8 @@ class NoSuchModel(PolicyError):
 class RequestFacts:
     """What one request says that a policy has a say in; None where it says nothing.
 
-    `header` and `cache_control` are headers' raw values; `sampling` has the parameters that the request gives, by name.
+    `header`, `cache_control` and `receipt` are headers' raw values; `sampling` has the parameters that the request
+    gives, by name.
     """
 
     is_deterministic: bool | None = None
@@ -41,6 +42,7 @@ class RequestFacts:
     model: str = ""
     route: str = ""
     cache_control: str = ""
+    receipt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,14 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
+class Receipt:
+    """A receipt is made of the answer and kept for `ttl_s`; it holds the prompt, or a digest of it alone."""
+
+    ttl_s: int
+    holds_prompt: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What one request gets.
 
@@ -102,7 +112,7 @@ class Decision:
     says that the mode is off only because no verifier is there. `seed` None asks for one to be drawn: who asks for
     nothing expects another answer each time. `windows` are lengths in order, of drafts or of what the verifier decodes
     by itself; the last one repeats. They never change the result. `sampling` has the parameters that the request left
-    open. `cache` None takes nothing from the commit log and leaves nothing in it.
+    open. `cache` None takes nothing from the commit log and leaves nothing in it. `receipt` None makes none.
     """
 
     mode: Mode
@@ -114,3 +124,4 @@ class Decision:
     sampling: Mapping[str, float]
     limits: Limits
     cache: Cache | None
+    receipt: Receipt | None = None

@@ -37,6 +37,7 @@ def explain(policy: Policy, tenant: str, request: RequestFacts, serving: Serving
         else:
             parts.append(Line(name, say(decision.sampling[name]), chosen.rule(keys.default)))
     parts.append(Line("cache", _say_cache(decision), chosen.rule(settings.CACHE_SCOPE)))
+    parts.append(Line("receipt", _say_receipt(decision), chosen.rule(settings.RECEIPTS)))
     return parts, [Line(key.path, say(chosen[key]), chosen.rule(key)) for key in KEYS]
 
 
@@ -46,6 +47,13 @@ def _say_cache(decision: Decision) -> str:
         return "off"
     does = " and ".join(word for word, may in (("read", cache.read), ("write", cache.write)) if may)
     return f"{does}, {'shared' if cache.tenant is None else 'own'}"
+
+
+def _say_receipt(decision: Decision) -> str:
+    receipt = decision.receipt
+    if receipt is None:
+        return "none"
+    return f"kept {receipt.ttl_s} s, {'with the prompt' if receipt.holds_prompt else 'with a digest of the prompt'}"
 
 
 def say(value: object) -> str:

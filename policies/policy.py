@@ -25,18 +25,20 @@ from policies.decision import (
     PolicyError,
     Quota,
     Rate,
+    Receipt,
     RequestFacts,
     Serving,
 )
 from policies.document import DEFAULT_POLICY, Policy, Rule, Tenant
 from policies.kinds import matches
-from policies.settings import CacheScope, Key, Mode, WithoutVerifier
+from policies.settings import CacheScope, Key, Mode, ReceiptMode, ReceiptPrompt, WithoutVerifier
 
 __all__ = [
     "BODY_FIELD",
     "DEFAULT_POLICY",
     "HEADER",
     "PRECEDENCE",
+    "RECEIPT_HEADER",
     "Chosen",
     "Decision",
     "Mode",
@@ -44,6 +46,7 @@ __all__ = [
     "PolicyError",
     "RequestFacts",
     "Serving",
+    "demands_receipts",
     "requests_limit",
     "resolve",
     "sees",
@@ -52,6 +55,7 @@ __all__ = [
 
 BODY_FIELD = "is_deterministic"
 HEADER = "X-Verbatim-Determinism"
+RECEIPT_HEADER = "X-Verbatim-Receipt"
 REQUEST = "request"
 DRAWN = "drawn"
 """Stand for a rule's name where the request itself decided, and where chance will."""
@@ -117,8 +121,10 @@ def resolve(policy: Policy, tenant: str, request: RequestFacts, serving: Serving
         raise NoSuchModel(f"the model {request.model!r} does not exist", "model")
     mode, rule = _mode(chosen, request)
     seed, seed_rule = _seed(chosen, request, mode)
+    receipt = _receipt(chosen, request, mode)
     wants_verifier = mode is Mode.VERIFIED and not serving.verifier
-    degraded = wants_verifier and chosen[settings.NO_VERIFIER] is WithoutVerifier.DEGRADE
+    # Who asks for a receipt would not hold what they asked for.
+    degraded = wants_verifier and chosen[settings.NO_VERIFIER] is WithoutVerifier.DEGRADE and not _asks_receipt(request)
     return Decision(
         mode=Mode.OFF if degraded else mode,
         rule=chosen.rule(settings.NO_VERIFIER) if degraded else rule,
@@ -129,7 +135,17 @@ def resolve(policy: Policy, tenant: str, request: RequestFacts, serving: Serving
         sampling=_sampling(chosen, request),
         limits=_limits(chosen),
         cache=_cache(chosen, request, tenant) if mode is Mode.VERIFIED and not degraded else None,
+        receipt=None if degraded else receipt,
     )
+
+
+def demands_receipts(policy: Policy) -> str | None:
+    """The first setting by which some answer gets a receipt, which takes a key to sign it; None where there is none."""
+    tenants = (tenant.rule for tenant in policy.tenants.values())
+    for rule in (policy.defaults, *tenants, *policy.routes.values(), *policy.models.values()):
+        if rule.values.get(settings.RECEIPTS.path, ReceiptMode.NEVER) is not ReceiptMode.NEVER:
+            return f"{rule.name}.{settings.RECEIPTS.path}"
+    return None
 
 
 def sees(policy: Policy, tenant: str, model: str) -> bool:
@@ -228,6 +244,28 @@ def _cache(chosen: Chosen, request: RequestFacts, tenant: str) -> Cache | None:
         ttl_s=chosen[settings.CACHE_TTL_S],
         max_tokens=chosen[settings.CACHE_TOKENS],
     )
+
+
+def _receipt(chosen: Chosen, request: RequestFacts, mode: Mode) -> Receipt | None:
+    kept, asked = chosen[settings.RECEIPTS], _asks_receipt(request)
+    if asked and mode is not Mode.VERIFIED:
+        raise PolicyError(f"a receipt says what was verified, and mode {mode} verifies nothing", RECEIPT_HEADER)
+    if asked and kept is ReceiptMode.NEVER:
+        raise NotAllowed("no receipts are made here", RECEIPT_HEADER)
+    if asked is False and kept is ReceiptMode.ALWAYS and mode is Mode.VERIFIED:
+        raise NotAllowed("a receipt is made of every verified answer here", RECEIPT_HEADER)
+    if mode is not Mode.VERIFIED or not (asked or kept is ReceiptMode.ALWAYS):
+        return None
+    return Receipt(chosen[settings.RECEIPT_TTL_S], chosen[settings.RECEIPT_PROMPT] is ReceiptPrompt.TOKENS)
+
+
+def _asks_receipt(request: RequestFacts) -> bool | None:
+    if request.receipt is None:
+        return None
+    said = request.receipt.strip().lower()
+    if said not in ("true", "false"):
+        raise PolicyError(f"{RECEIPT_HEADER} must be true or false", RECEIPT_HEADER)
+    return said == "true"
 
 
 def _directives(header: str) -> frozenset[str]:

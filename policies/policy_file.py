@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -43,16 +44,28 @@ def read_policy(path: Path) -> Policy:
     return replace(policy, jwt=replace(policy.jwt, jwks_file=str(jwks_path), jwks=jwks))
 
 
-class PolicyFile:
-    """The policy in force. `reloads` and `failures` count the changes that were taken and those that were not."""
+class Unfit(ValueError):
+    """A policy is right in itself and asks for what whoever would obey it does not have."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads the file; raises `FileMistakes` or `OSError`."""
+
+def any_policy(policy: Policy) -> None:
+    """Nothing is missing, whatever a policy asks for."""
+
+
+class PolicyFile:
+    """The policy in force. `reloads` and `failures` count the changes that were taken and those that were not.
+
+    `check` raises `Unfit` for a policy that cannot be obeyed here.
+    """
+
+    def __init__(self, path: Path, check: Callable[[Policy], None] = any_policy) -> None:
+        """Reads the file; raises `FileMistakes`, `Unfit` or `OSError`."""
         self._path = path
+        self._check = check
         self._jwks_path: Path | None = None
         self._asked = asyncio.Event()
         self._taken = self._look()
-        self.current = self._accept(read_policy(path))
+        self.current = self._accept(self._read())
         self.reloads = 0
         self.failures = 0
 
@@ -64,8 +77,8 @@ class PolicyFile:
         # Looked at before it is read: what changes meanwhile is seen as another change.
         self._taken = self._look()
         try:
-            policy = await asyncio.to_thread(read_policy, self._path)
-        except (FileMistakes, OSError) as error:
+            policy = await asyncio.to_thread(self._read)
+        except (FileMistakes, Unfit, OSError) as error:
             self.failures += 1
             log.error("policy not taken, %s stays in force: %s", self.current.version, error)
             return
@@ -101,6 +114,11 @@ class PolicyFile:
             return False
         self._asked.clear()
         return True
+
+    def _read(self) -> Policy:
+        policy = read_policy(self._path)
+        self._check(policy)
+        return policy
 
     def _accept(self, policy: Policy) -> Policy:
         file = None if policy.jwt is None else policy.jwt.jwks_file

@@ -45,6 +45,21 @@ class CacheScope(StrEnum):
     SHARED = "shared"
 
 
+class ReceiptMode(StrEnum):
+    """Which verified answers get a receipt."""
+
+    ALWAYS = "always"
+    ON_REQUEST = "on_request"
+    NEVER = "never"
+
+
+class ReceiptPrompt(StrEnum):
+    """What a receipt holds of the prompt."""
+
+    TOKENS = "tokens"
+    DIGEST = "digest"
+
+
 @dataclass(frozen=True, slots=True)
 class Key(Generic[T]):
     """One setting. `path` is its place in a section of the file, with dots between the levels."""
@@ -115,6 +130,22 @@ CACHE_CONTROL = Key(
     "Whether a request's `Cache-Control` counts: `no-cache` has its answer generated, `no-store` leaves no trace.",
 )
 
+RECEIPTS = Key(
+    "receipts.mode",
+    Word(ReceiptMode),
+    ReceiptMode.NEVER,
+    "Which verified answers get a signed receipt: all, those whose request has `X-Verbatim-Receipt: true`, or none.",
+)
+RECEIPT_TTL_S = Key(
+    "receipts.ttl_s", Whole(1, 10**9), 30 * 86_400, "How many seconds a receipt is kept, to be fetched by its tenant."
+)
+RECEIPT_PROMPT = Key(
+    "receipts.prompt",
+    Word(ReceiptPrompt),
+    ReceiptPrompt.TOKENS,
+    "Whether a receipt holds the prompt's tokens, or their digest alone: then a replay needs the request.",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingKeys:
@@ -173,6 +204,9 @@ KEYS: tuple[Key[Any], ...] = (
     CACHE_TTL_S,
     CACHE_TOKENS,
     CACHE_CONTROL,
+    RECEIPTS,
+    RECEIPT_TTL_S,
+    RECEIPT_PROMPT,
 )
 """All of them, in the order of the file and the documentation."""
 

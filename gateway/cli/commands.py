@@ -24,9 +24,10 @@ from gateway.cli.policy import keys, policy
 from gateway.cli.up import BACKEND_COMMANDS, run_up
 from gateway.errors import ConfigError, GatewayError
 from gateway.models_file import ModelConfig, load_models
+from gateway.receipts.key_files import KeyFileError, KeyFolder
 from gateway.settings import Settings, read_settings
 from policies.document import DEFAULT_POLICY, FixedPolicy
-from policies.policy_file import PolicyFile
+from policies.policy_file import PolicyFile, Unfit
 from policies.sections import FileMistakes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -42,6 +43,8 @@ GATEWAY_FLAGS = [
     click.option("--admin-key", help="Hash of the key that opens /admin/v1 and /metrics, from `verbatim keys new`."),
     click.option("--max-concurrent", type=int, help="Choices generated at a time; beyond it requests get 429."),
     click.option("--cache-bytes", type=int, help="Memory for the answers that a policy has kept."),
+    click.option("--receipt-keys", help="Folder of the keys that receipts are signed with."),
+    click.option("--receipt-bytes", type=int, help="Memory for receipts that are kept here and not in Redis."),
     click.option("--max-body-bytes", type=int, help="Largest request body."),
     click.option("--connect-timeout-s", type=float, help="For connecting to the backend."),
     click.option("--first-byte-timeout-s", type=float, help="For the backend to begin its answer."),
@@ -105,7 +108,7 @@ def up(kind: str, **flags: Any) -> None:
     require(kind, BACKEND_COMMANDS[kind][0])
     # The backend's address is ours to choose; the settings are read here too so that a mistake shows before any start.
     settings = _settings({**flags, "backend": f"http://127.0.0.1:{_free_port()}"})
-    _policies(settings)
+    _policies(settings, _receipt_keys(settings))
     bind(settings).close()
     code = asyncio.run(run_up(settings, _backend_argv(kind, engine_flags), _argv(flags), BACKEND_COMMANDS[kind]))
     sys.exit(code)
@@ -162,11 +165,12 @@ def demo(
 def gateway(**flags: Any) -> None:
     """Serve the OpenAI API in front of a backend that is already running."""
     settings = _settings(flags)
-    models, policies = _models(settings), _policies(settings)
+    models, receipt_keys = _models(settings), _receipt_keys(settings)
+    policies = _policies(settings, receipt_keys)
     with bind(settings) as listener:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(serve(settings, models, policies, listener, _announce))
+                runner.run(serve(settings, models, policies, receipt_keys, listener, _announce))
         except GatewayError as error:
             raise click.ClickException(error.message) from error
 
@@ -235,13 +239,24 @@ def _announce(base_url: str) -> None:
     click.echo(f"Serving on {base_url}")
 
 
-def _policies(settings: Settings) -> PolicyFile | FixedPolicy:
+def _receipt_keys(settings: Settings) -> KeyFolder:
+    try:
+        return KeyFolder(None if settings.receipt_keys is None else Path(settings.receipt_keys))
+    except OSError as error:
+        raise click.UsageError(f"receipt_keys: cannot read {settings.receipt_keys}: {error.strerror}") from error
+    except KeyFileError as error:
+        raise click.UsageError(f"receipt_keys: {error}") from error
+
+
+def _policies(settings: Settings, receipt_keys: KeyFolder) -> PolicyFile | FixedPolicy:
     if settings.policy is None:
         return FixedPolicy(DEFAULT_POLICY)
     try:
-        return PolicyFile(Path(settings.policy))
+        return PolicyFile(Path(settings.policy), receipt_keys.check)
     except OSError as error:
         raise click.UsageError(f"policy: cannot read {settings.policy}: {error.strerror}") from error
+    except Unfit as error:
+        raise click.UsageError(f"{settings.policy}: {error}") from error
     except FileMistakes as error:
         raise click.UsageError(str(error)) from error
 

@@ -25,9 +25,13 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A valid request. `include_usage` is for streams: an answer in one piece always tells its usage."""
+    """A valid request. `include_usage` is for streams: an answer in one piece always tells its usage.
+
+    `digest` is SHA-256 of the body as it was sent, in hexadecimal.
+    """
 
     order: Order
     view: View
     stream: bool
     include_usage: bool
+    digest: str = ""

@@ -15,7 +15,7 @@ import msgspec
 from gateway.openai_api import chat_request, completion_request, tokenization
 from gateway.openai_api.body import VIEWS, Rules
 from gateway.openai_api.shape import Json
-from policies.policy import HEADER
+from policies.policy import HEADER, RECEIPT_HEADER
 
 _Body: TypeAlias = tuple[tuple[type[msgspec.Struct], ...], Rules]
 _REFS = "#/components/schemas/{name}"
@@ -55,11 +55,17 @@ def openapi_document(models: Sequence[str]) -> Json:
         "get": _get("id", "object", "created", "owned_by")
         | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": _names(models)}]}
     }
+    paths["/v1/receipts/{id_}"] = {
+        "get": _get("statement", "signature")
+        | {"parameters": [{"name": "id_", "in": "path", "required": True, "schema": {"type": "string"}}]}
+    }
+    paths["/.well-known/verbatim-receipts.json"] = {"get": _get("keys")}
     for path, (parts, rules) in bodies.items():
         answer = _ok("id", "object", "created", "model", "choices", "usage")
         answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
         post = _post(parts, rules, components, models, answer)
-        paths[path] = {"post": post | {"parameters": [{"name": HEADER, "in": "header", "schema": {"type": "string"}}]}}
+        headers = [{"name": name, "in": "header", "schema": {"type": "string"}} for name in (HEADER, RECEIPT_HEADER)]
+        paths[path] = {"post": post | {"parameters": headers}}
     for path, (parts, rules) in others.items():
         paths[path] = {"post": _post(parts, rules, components, models, _ok())}
     return {

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,6 +30,9 @@ from gateway.limits.memory import MemoryStore
 from gateway.limits.store import LimitStore
 from gateway.models import Models
 from gateway.models_file import ModelConfig
+from gateway.receipts.key_files import KeyFolder
+from gateway.receipts.notary import Notary
+from gateway.receipts.stores import MemoryReceipts, RedisReceipts
 from gateway.settings import Settings
 from gateway.token_keys import TokenKeys
 from policies.document import DEFAULT_POLICY, FixedPolicy
@@ -42,6 +46,7 @@ class Gateway:
     http: httpx.AsyncClient
     models: Models
     log: CommitLog
+    notary: Notary
 
     async def check(self) -> None:
         """Look after all replicas once."""
@@ -104,6 +109,7 @@ async def launch_models(
     policies: Policies = WELCOME_ALL,
     store: LimitStore | None = None,
     commit_log: CommitLog | None = None,
+    receipts: RedisReceipts | None = None,
     **overrides: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway over many backends. Nobody looks after their health unless a test does."""
@@ -117,8 +123,11 @@ async def launch_models(
         commit_log = commit_log or CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic))
         models = await connect(backend_http, upstream_http, configs, settings, draw_seed, limiter, commit_log, no_sleep)
         authenticator = Authenticator(policies, TokenKeys(backend_http), time.time)
+        keys = KeyFolder(None if settings.receipt_keys is None else Path(settings.receipt_keys))
+        memory = MemoryReceipts(settings.receipt_bytes, time.monotonic)
+        notary = Notary(keys, memory, receipts, time.time)
         config = uvicorn.Config(
-            build_app(models, authenticator, limiter, commit_log, settings),
+            build_app(models, authenticator, limiter, commit_log, notary, settings),
             http=HttpServerProtocol,
             lifespan="off",
             log_level="critical",
@@ -132,7 +141,7 @@ async def launch_models(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
-                yield Gateway(url, http, models, commit_log)
+                yield Gateway(url, http, models, commit_log, notary)
         finally:
             server.stop.set()
             await serving

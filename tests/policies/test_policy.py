@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from policies import settings
-from policies.decision import Cache, NoSuchModel, NotAllowed, Quota, Rate
+from policies.decision import Cache, NoSuchModel, NotAllowed, Quota, Rate, Receipt
 from policies.document import ANONYMOUS, Policy, Rule, Tenant
 from policies.loader import load_policy
 from policies.policy import (
@@ -18,12 +18,14 @@ from policies.policy import (
     DEFAULT_POLICY,
     HEADER,
     PRECEDENCE,
+    RECEIPT_HEADER,
     Chosen,
     Decision,
     Mode,
     PolicyError,
     RequestFacts,
     Serving,
+    demands_receipts,
     resolve,
     window_schedule,
 )
@@ -235,6 +237,7 @@ VALUES = st.fixed_dictionaries(
         "limits.requests_per_minute": _limited,
         "limits.max_tokens": _limited,
         "limits.concurrency": _limited,
+        "receipts.mode": st.sampled_from(settings.ReceiptMode),
         **{key.path: _number for keys in settings.SAMPLING.values() for key in (keys.default, keys.least, keys.most)},
     },
 )
@@ -263,6 +266,7 @@ FACTS = st.builds(
     sampling=st.dictionaries(st.sampled_from(list(settings.SAMPLING)), st.floats()),
     model=st.sampled_from(["m", "m1", "m12", "x", ""]),
     route=st.sampled_from([*ROUTES, ""]),
+    receipt=st.none() | st.sampled_from(["true", "False", " TRUE ", "1", ""]),
 )
 SERVINGS = st.builds(Serving, st.integers(0, 100), st.booleans())
 
@@ -280,7 +284,7 @@ def test_resolve_is_total_and_deterministic(policy: Policy, tenant: str, facts: 
     first = outcome(policy, tenant, facts, serving)
     assert outcome(policy, tenant, facts, serving) == first
     if not isinstance(first, Decision):
-        assert first[2] in {BODY_FIELD, HEADER, "model", "authorization", *settings.SAMPLING}
+        assert first[2] in {BODY_FIELD, HEADER, RECEIPT_HEADER, "model", "authorization", *settings.SAMPLING}
         return
     assert first.windows and all(0 <= window <= serving.max_draft for window in first.windows)
     assert set(first.sampling).isdisjoint(facts.sampling)
@@ -289,6 +293,13 @@ def test_resolve_is_total_and_deterministic(policy: Policy, tenant: str, facts: 
     assert (first.seed is None) == (first.seed_rule == "drawn")
     chosen = Chosen(policy, policy.tenants[tenant], facts)
     assert first.mode in {Mode.OFF, chosen[settings.MODE], *chosen[settings.ALLOW]}
+    asked = None if facts.receipt is None else facts.receipt.strip().lower() == "true"
+    mode = chosen[settings.RECEIPTS]
+    if first.mode is not Mode.VERIFIED:
+        assert first.receipt is None and not asked
+    else:
+        assert (first.receipt is not None) == (mode is settings.ReceiptMode.ALWAYS or asked is True)
+        assert not (mode is settings.ReceiptMode.NEVER and first.receipt)
 
 
 @UNHURRIED
@@ -347,3 +358,74 @@ def test_there_is_no_log_unless_the_policy_says_so() -> None:
 def test_cache_control_takes_away_and_gives_nothing(cache: str, said: str, may: tuple[bool, bool] | None) -> None:
     got = cached(f"{{scope: tenant{cache}}}", cache_control=said)
     assert (None if got is None else (got.read, got.write)) == may
+
+
+# --- receipts --------------------------------------------------------------------------------------------------------
+
+
+def wanted(
+    receipts: str, said: str | None, *, mode: str = "verified", verifier: bool = True, no_verifier: str = "degrade"
+) -> tuple[Receipt | None, Decision]:
+    rule = f"{{determinism: {{mode: {mode}, no_verifier: {no_verifier}}}, receipts: {receipts}}}"
+    policy = load_policy(f"version: 1\nanonymous: t\ntenants: {{t: {rule}}}\n", "p.yaml")
+    decision = resolve(policy, "t", RequestFacts(model="m", receipt=said), Serving(31, verifier=verifier))
+    return decision.receipt, decision
+
+
+@pytest.mark.parametrize(
+    ("receipts", "said", "expected"),
+    [
+        ("{}", None, None),
+        ("{}", "false", None),
+        ("{mode: always}", None, Receipt(2_592_000, True)),
+        ("{mode: always}", "true", Receipt(2_592_000, True)),
+        ("{mode: on_request}", None, None),
+        ("{mode: on_request}", "false", None),
+        ("{mode: on_request, ttl_s: 5, prompt: digest}", " True", Receipt(5, False)),
+    ],
+)
+def test_who_gets_a_receipt(receipts: str, said: str | None, expected: Receipt | None) -> None:
+    assert wanted(receipts, said)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("receipts", "said", "mode", "kind", "message"),
+    [
+        ("{}", "true", "verified", NotAllowed, "no receipts are made here"),
+        ("{mode: never}", "true", "verified", NotAllowed, "no receipts are made here"),
+        ("{mode: always}", "false", "verified", NotAllowed, "of every verified answer"),
+        ("{mode: always}", "true", "off", PolicyError, "mode off verifies nothing"),
+        ("{mode: on_request}", "true", "batch_invariant", PolicyError, "mode batch_invariant verifies nothing"),
+        ("{mode: on_request}", "yes", "verified", PolicyError, "must be true or false"),
+        ("{mode: on_request}", "", "off", PolicyError, "must be true or false"),
+    ],
+)
+def test_a_receipt_that_cannot_be_is_refused_by_name(
+    receipts: str, said: str, mode: str, kind: type[PolicyError], message: str
+) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        wanted(receipts, said, mode=mode)
+    assert caught.value.field == RECEIPT_HEADER
+
+
+def test_an_answer_without_a_guarantee_has_no_receipt_to_promise() -> None:
+    assert wanted("{mode: always}", None, mode="off")[0] is None
+    assert wanted("{mode: always}", "false", mode="off")[0] is None
+    degraded = wanted("{mode: always}", None, verifier=False)[1]
+    assert degraded.degraded and degraded.receipt is None
+    # Who asks for a receipt is not given less: the request fails for want of a verifier.
+    held = wanted("{mode: on_request}", "true", verifier=False)[1]
+    assert held.mode is Mode.VERIFIED and not held.degraded and held.receipt is not None
+
+
+def test_a_policy_that_promises_receipts_says_where() -> None:
+    def demanding(text: str) -> str | None:
+        return demands_receipts(load_policy(f"version: 1\nanonymous: t\n{text}", "p.yaml"))
+
+    assert demanding("tenants: {t: {receipts: {mode: never, ttl_s: 5}}}") is None
+    assert demanding("tenants: {t: {receipts: {mode: on_request}}}") == "tenants.t.receipts.mode"
+    always = "receipts: {mode: always}"
+    assert demanding(f"tenants: {{t: }}\ndefaults: {{{always}}}") == "defaults.receipts.mode"
+    assert demanding(f"tenants: {{t: }}\nmodels: {{m*: {{{always}}}}}") == 'models."m*".receipts.mode'
+    assert demanding(f"tenants: {{t: }}\nroutes: {{{CHAT}: {{{always}}}}}") == f'routes."{CHAT}".receipts.mode'
+    assert demands_receipts(DEFAULT_POLICY) is None

@@ -61,6 +61,8 @@ def test_schema_and_loader_agree_on_each_setting(key: Key[object]) -> None:
         "verified",
         "refuse",
         "unlimited",
+        "always",
+        "digest",
         [],
         ["off"],
         ["a*"],
@@ -109,6 +111,7 @@ def test_compliance_is_verified_whatever_is_asked_for() -> None:
     model = "smollm2-135m-instruct"
     decision = decide("compliance", "claims-desk", RequestFacts(seed=1, model=model))
     assert (decision.mode, decision.seed, decision.sampling["temperature"]) == (Mode.VERIFIED, 42, 0.0)
+    assert decision.receipt is not None and decision.receipt.holds_prompt
     for weaker in (RequestFacts(False, model=model), RequestFacts(header="batch_invariant", model=model)):
         with pytest.raises(ValueError, match="allowed are: verified"):
             decide("compliance", "claims-desk", weaker)
