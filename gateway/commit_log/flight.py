@@ -117,7 +117,7 @@ class Flight:
     def recall(self) -> None:
         """Take what stands in this process's memory."""
         if self._keeping.reads:
-            self._take(self._stores.memory.read(self._key)[len(self.tokens) :])
+            self._take(0, self._stores.memory.read(self._key))
 
     async def look(self) -> None:
         """Take what stands in the shared store, if nobody did before."""
@@ -205,19 +205,27 @@ class Flight:
                 self._alarm(conflict)
                 self._stores.memory.drop(self._key)
                 raise ProtocolViolation("two copies of a commit log contradict each other") from conflict
-        self._take(look.tokens)
+        self._take(position, look.tokens)
         return look.leads
 
-    def _take(self, tokens: Sequence[Token]) -> None:
+    def _take(self, position: int, tokens: Sequence[Token]) -> None:
+        """Take what stands from `position` on, and expect what stands there with too few alternatives."""
         usable = known(tokens, self._job.top_logprobs)
-        self.tokens += tokens[:usable]
-        if tokens:
+        self._add(position, tokens[:usable])
+        if tokens and len(self.tokens) == position + usable:
             self._recorded = [token.id for token in tokens[usable:]]
+
+    def _add(self, position: int, tokens: Sequence[Token]) -> None:
+        """Go on with tokens whose place is from `position` on. Others may have brought some of them meanwhile: readers
+        that look, and flights with another number of alternatives."""
+        assert position <= len(self.tokens)
+        self.tokens += tokens[len(self.tokens) - position :]
 
     async def _lead(self) -> None:
         """Generate for as long as it is wanted and nobody else does."""
         job = replace(self._job, max_tokens=max(self._wants))
         committed = [token.id for token in self.tokens]
+        position = len(committed)
         recorded, self._recorded = self._recorded, []
         renewing = None if self._lease is None else asyncio.create_task(self._renew(self._lease))
         try:
@@ -225,8 +233,9 @@ class Flight:
                 async for step in progress:
                     match step:
                         case Commit():
-                            leads = await self._append(step.tokens)
-                            self.tokens += step.tokens
+                            leads = await self._append(position, step.tokens)
+                            self._add(position, step.tokens)
+                            position += len(step.tokens)
                             self.generated += len(step.tokens)
                             self.counts = step.counts
                             self._move()
@@ -249,23 +258,24 @@ class Flight:
         self._stores.conflicts += 1
         log.critical("commit log %s: %s. A verifier broke its guarantee", self._key.hex(), conflict)
 
-    async def _append(self, tokens: Sequence[Token]) -> bool:
+    async def _append(self, position: int, tokens: Sequence[Token]) -> bool:
         """Have them stand in the log; whether to go on leading."""
-        position, most = len(self.tokens), self._keeping.max_tokens
+        most = self._keeping.max_tokens
         kept = tokens if most is None else tokens[: max(0, most - position)]
         if not kept or not self._keeping.writes:
             return True
+        leads = True
+        if self._shared is not None:
+            try:
+                leads = await self._share(self._shared, position, kept) or self._lease is None
+            except StoreUnavailable:
+                pass
+            except Conflict:
+                self._stores.memory.drop(self._key)  # It knows no better than this flight.
+                raise
+        # Last, since who reads in this process is shown what stands here.
         self._remember(position, kept, self._keeping.ttl_s)
-        if self._shared is None:
-            return True
-        try:
-            leads = await self._share(self._shared, position, kept)
-        except StoreUnavailable:
-            return True
-        except Conflict:
-            self._stores.memory.drop(self._key)  # It knows no better than this flight.
-            raise
-        return leads or self._lease is None
+        return leads
 
     def _remember(self, position: int, tokens: Sequence[Token], ttl_s: float) -> None:
         try:

@@ -1,0 +1,90 @@
+"""Readers that come at an awkward moment: while what was generated is on its way into the log, or stands there already
+because somebody else was ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from redis_process import RedisProcess
+from test_cache import answer, begin, cache, caching, fresh
+from toy_backend import ToyBackend, Wait, on
+
+from gateway.commit_log.commit_log import CommitLog
+from gateway.commit_log.memory import MemoryLogs
+from gateway.commit_log.redis import Lease, RedisLogs
+from gateway.domain import Token
+from gateway.redis_connection import RedisConnection
+
+
+class HeldLogs(RedisLogs):
+    """Redis whose answer to the nth append waits until it is let go."""
+
+    def __init__(self, connection: RedisConnection, nth: int) -> None:
+        super().__init__(connection, time.monotonic)
+        self._until = nth
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    async def append(
+        self, key: bytes, position: int, tokens: Sequence[Token], ttl_s: float, lease: Lease | None
+    ) -> bool:
+        leads = await super().append(key, position, tokens, ttl_s, lease)
+        if self._until == 0:
+            self.reached.set()
+            await self.go.wait()
+        self._until -= 1
+        return leads
+
+
+class WatchedLogs(MemoryLogs):
+    """Logs in memory that tell when somebody reads."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20, time.monotonic)
+        self.was_read = asyncio.Event()
+
+    def read(self, key: bytes) -> Sequence[Token]:
+        self.was_read.set()
+        return super().read(key)
+
+
+async def test_a_reader_that_comes_while_tokens_are_being_kept(toy: ToyBackend, server: RedisProcess) -> None:
+    """They are in the log, and not yet in the hands of the one that generated them: nobody gets them twice."""
+    expected = await fresh(max_tokens=40, logprobs=True)
+    for nth in range(3):
+        connection = RedisConnection(server.url, deadline_s=10)
+        await connection.redis.flushall()
+        held = HeldLogs(connection, nth)
+        memory = WatchedLogs()
+        async with caching(toy.url, commit_log=CommitLog(memory, held)) as gateway:
+            leader = asyncio.create_task(gateway.chat(max_tokens=40, logprobs=True))
+            await held.reached.wait()
+            memory.was_read.clear()
+            reader = asyncio.create_task(gateway.chat(max_tokens=40, logprobs=True))
+            await memory.was_read.wait()
+            held.go.set()
+            assert answer(await leader) == answer(await reader) == expected
+            again = await gateway.chat(max_tokens=40, logprobs=True)
+            assert (cache(again), answer(again)) == ("hit", expected)
+        await connection.aclose()
+
+
+async def test_a_reader_that_finds_more_than_its_flight_has_generated(toy: ToyBackend) -> None:
+    """A flight with more alternatives was ahead, and what it left in memory is more than the slower one knows."""
+    gate = asyncio.Event()
+    toy.faults = on("/v1/verify", Wait(gate), nth=2)
+    async with caching(toy.url) as gateway:
+        slow = await begin(gateway, max_tokens=60)
+        await toy.hung.acquire()
+        fast = await gateway.chat(max_tokens=30, logprobs=True, top_logprobs=2)
+        reader = await begin(gateway, max_tokens=50)
+        gate.set()
+        for response in (slow, reader):
+            await response.aread()
+        assert answer(fast) == await fresh(max_tokens=30, logprobs=True, top_logprobs=2)
+        assert answer(slow) == await fresh(max_tokens=60, stream=True)
+        assert answer(reader) == await fresh(max_tokens=50, stream=True)
+        again = await gateway.chat(max_tokens=60)
+        assert (cache(again), answer(again)) == ("hit", await fresh(max_tokens=60))
+        assert gateway.log.stores.conflicts == 0
