@@ -7,7 +7,11 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Options for the benchmarks of this engine, such as --quick.
 BENCH ?=
 
-.PHONY: install check test test-sglang bench dist check-dist up demo clean
+# docs/settings.md, made of the code.
+reference: install
+	PYTHONPATH=. $(BIN)/python scripts/settings_page.py > docs/settings.md
+
+.PHONY: reference install check test test-sglang bench dist check-dist up demo clean
 
 install: .venv/installed
 

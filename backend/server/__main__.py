@@ -24,17 +24,27 @@ _OPEN_SHARE = 0.5  # Reading the file is about half of the start-up work, packin
 log = logging.getLogger(__name__)
 
 
-@click.command()
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8043, show_default=True, type=click.IntRange(0, 65535))
+@click.command(context_settings={"auto_envvar_prefix": "VERBATIM_ENGINE", "show_default": True})
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8043, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on.")
 @click.option(
     "--model", default="smollm2-135m-instruct", show_default=True, help="A GGUF file or a Hugging Face folder."
 )
-@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
-@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["float32", "bfloat16"]))
+@click.option(
+    "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="Where it computes."
+)
+@click.option(
+    "--dtype",
+    default="bfloat16",
+    show_default=True,
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Of weights and arithmetic.",
+)
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="OpenMP threads for one pass.")
 @click.option("--kv-bytes", default=1 << 30, show_default=True, type=click.IntRange(1), help="Bound of the KV cache.")
-@click.option("--verify-groups", default=8, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--verify-groups", default=8, show_default=True, type=click.IntRange(1), help="Requests in one verification pass."
+)
 @click.option(
     "--verify-window",
     show_default=f"{WINDOW['cpu']}, or {WINDOW['cuda']} with cuda",

@@ -82,9 +82,17 @@ def log(gateway: _Gateway, key: str) -> None:
 
 
 @admin.command()
-@click.option("--request", "body", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option(
+    "--request",
+    "body",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="The request's JSON body.",
+)
 @click.option("--tenant", help="Whose request it is; without it, of who shows no credentials.")
-@click.option("--route", type=click.Choice(list(PARSERS)), default=chat_request.ROUTE, show_default=True)
+@click.option(
+    "--route", type=click.Choice(list(PARSERS)), default=chat_request.ROUTE, show_default=True, help="Where it is sent."
+)
 @click.option("--determinism", help="The request's header X-Verbatim-Determinism.")
 @click.pass_obj
 def find(gateway: _Gateway, body: Path, tenant: str | None, route: str, determinism: str | None) -> None:

@@ -1,7 +1,4 @@
-"""The commands and their flags. What they do lives elsewhere: serving in app.py, supervising in up.py.
-
-A flag that is not given is not passed on: each default has one owner, and is only shown here.
-"""
+"""The commands. What they do lives elsewhere: serving in app.py, supervising in up.py; so do the flags they share."""
 
 from __future__ import annotations
 
@@ -9,69 +6,39 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import uvloop
+from click.shell_completion import get_completion_class
 
 from gateway.app import serve
 from gateway.cli.admin import admin
 from gateway.cli.demo import PROMPTS, Plan, run_demo
+from gateway.cli.flags import (
+    CONFIG_FLAG,
+    DEFAULT_MODEL,
+    ENGINE_FLAGS,
+    argv_of,
+    engine_environment,
+    flags,
+    gateway_argv,
+    gateway_flags,
+    parameters,
+)
 from gateway.cli.installed import require
 from gateway.cli.policy import keys, policy
 from gateway.cli.up import BACKEND_COMMANDS, run_up
+from gateway.config_file import ConfigFile, read_settings
 from gateway.errors import ConfigError, GatewayError
 from gateway.models_file import ModelConfig, load_models
 from gateway.receipts.key_files import KeyFileError, KeyFolder
-from gateway.settings import Settings, read_settings
+from gateway.settings import Settings
 from policies.document import DEFAULT_POLICY, FixedPolicy
 from policies.policy_file import PolicyFile, Unfit
 from policies.sections import FileMistakes
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-Option = Callable[[Any], Any]
-
-GATEWAY_FLAGS = [
-    click.option("--host", help="Address to listen on.  [default: 127.0.0.1]"),
-    click.option("--port", type=int, help="Port to listen on.  [default: 8042]"),
-    click.option("--policy", help="YAML file that says who gets which guarantee; read again when it changes."),
-    click.option(
-        "--redis", help="URL of the Redis that all gateways count limits and keep answers in; better in VERBATIM_REDIS."
-    ),
-    click.option("--admin-key", help="Hash of the key that opens /admin/v1 and /metrics, from `verbatim keys new`."),
-    click.option("--max-concurrent", type=int, help="Choices generated at a time; beyond it requests get 429."),
-    click.option("--cache-bytes", type=int, help="Memory for the answers that a policy has kept."),
-    click.option("--receipt-keys", help="Folder of the keys that receipts are signed with."),
-    click.option("--receipt-bytes", type=int, help="Memory for receipts that are kept here and not in Redis."),
-    click.option("--max-body-bytes", type=int, help="Largest request body."),
-    click.option("--connect-timeout-s", type=float, help="For connecting to the backend."),
-    click.option("--first-byte-timeout-s", type=float, help="For the backend to begin its answer."),
-    click.option("--call-timeout-s", type=float, help="For one call to the backend in all."),
-    click.option("--start-timeout-s", type=float, help="For the backend to become ready."),
-    click.option("--health-interval-s", type=float, help="Between two looks at the health of each backend."),
-    click.option("--health-timeout-s", type=float, help="For a backend to say how it is."),
-    click.option("--drain-timeout-s", type=float, help="For requests in flight after SIGTERM."),
-]
-DEFAULT_MODEL = "smollm2-135m-instruct"
-# The engine owns these defaults and ranges. Said again here, where it cannot be imported; a test compares the two.
-ENGINE_FLAGS = [
-    click.option("--model", show_default=DEFAULT_MODEL, help="GGUF file or Hugging Face folder."),
-    click.option("--device", show_default="cpu", type=click.Choice(["cpu", "cuda"])),
-    click.option("--dtype", show_default="bfloat16", type=click.Choice(["float32", "bfloat16"])),
-    click.option("--threads", show_default="1", type=click.IntRange(1), help="Threads of the engine."),
-    click.option("--kv-bytes", show_default="1073741824", type=click.IntRange(1), help="Memory for the KV cache."),
-    click.option(
-        "--verify-groups", show_default="8", type=click.IntRange(1), help="Requests in one verification pass."
-    ),
-    click.option(
-        "--verify-window",
-        show_default="32, or 64 with cuda",
-        type=click.IntRange(2),
-        help="Rows of each request in one verification pass.",
-    ),
-]
 
 BACKEND_FLAG = click.option(
     "--backend",
@@ -83,38 +50,65 @@ BACKEND_FLAG = click.option(
 )
 
 
-def _flags(options: list[Option]) -> Callable[[Command], Command]:
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
+_EXAMPLES = {
+    "main": """
+\b
+Examples:
+  verbatim up                             an engine with a small model, and a gateway
+  verbatim demo                           see what differs under load, and what does not
+  verbatim keys new                       an API key, and the hash of it for the policy file
+  verbatim COMMAND --help                 flags, and examples of a command
+""",
+    "up": """
+\b
+Examples:
+  verbatim up --model ./Qwen3-0.6B --dtype float32 --port 8042
+  verbatim up --policy policy.yaml --redis redis://127.0.0.1:6379/0
+  verbatim up --config verbatim.yaml      flags win over the file
+  VERBATIM_PORT=9000 verbatim up          each flag is also a variable: docs/settings.md
+""",
+    "demo": """
+\b
+Examples:
+  verbatim demo
+  verbatim demo --url http://127.0.0.1:8042 --loads 1,64 --json figures.json
+""",
+    "gateway": """
+\b
+Examples:
+  verbatim gateway --backend http://127.0.0.1:8043
+  verbatim gateway --models models.yaml --policy policy.yaml --log-format json
+  verbatim gateway --config verbatim.yaml
+""",
+}
 
-    return decorate
 
-
-@click.group()
+@click.group(epilog=_EXAMPLES["main"])
 @click.version_option(package_name="verbatim", prog_name="verbatim")
 def main() -> None:
     """An OpenAI-compatible gateway that makes LLM inference reproducible, bit for bit."""
 
 
-@main.command()
+@main.command(epilog=_EXAMPLES["up"])
+@CONFIG_FLAG
 @BACKEND_FLAG
-@_flags(GATEWAY_FLAGS)
-@_flags(ENGINE_FLAGS)
-def up(kind: str, **flags: Any) -> None:
+@flags(gateway_flags("backend", "models"))
+@flags(ENGINE_FLAGS)
+def up(file: ConfigFile, kind: str, **values: Any) -> None:
     """Start an engine and a gateway on this machine, and stop both with Ctrl-C."""
-    engine_flags = {name: flags.pop(name) for name in _names(ENGINE_FLAGS)}
+    engine_values = {name: values.pop(name) for name in parameters(ENGINE_FLAGS)}
     require(kind, BACKEND_COMMANDS[kind][0])
     # The backend's address is ours to choose; the settings are read here too so that a mistake shows before any start.
-    settings = _settings({**flags, "backend": f"http://127.0.0.1:{_free_port()}"})
+    settings = _settings({**values, "backend": f"http://127.0.0.1:{_free_port()}"}, file)
     _policies(settings, _receipt_keys(settings))
     bind(settings).close()
-    code = asyncio.run(run_up(settings, _backend_argv(kind, engine_flags), _argv(flags), BACKEND_COMMANDS[kind]))
+    config = ["--config", file.name] if file.name else []
+    argv = [*config, *gateway_argv(values)]
+    code = asyncio.run(run_up(settings, _backend_argv(kind, engine_values), argv, BACKEND_COMMANDS[kind]))
     sys.exit(code)
 
 
-@main.command()
+@main.command(epilog=_EXAMPLES["demo"])
 @click.option("--url", help="Base URL of a running Verbatim; without it the demo starts one of its own.")
 @click.option("--api-key", envvar="VERBATIM_API_KEY", help="For a Verbatim whose policy asks for one.")
 @click.option("--prompts", default=8, show_default=True, type=click.IntRange(1, len(PROMPTS)), help="Questions to ask.")
@@ -122,13 +116,13 @@ def up(kind: str, **flags: Any) -> None:
     "--loads", default="1,8,16,32", show_default=True, help="Numbers of requests in flight, one after the other."
 )
 @click.option("--tokens", default=64, show_default=True, type=click.IntRange(1), help="Tokens of each answer.")
-@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0, 2))
-@click.option("--seed", default=42, show_default=True)
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0, 2), help="Of all requests.")
+@click.option("--seed", default=42, show_default=True, help="Of all requests.")
 @click.option(
     "--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here as JSON."
 )
 @BACKEND_FLAG
-@_flags(ENGINE_FLAGS)
+@flags(ENGINE_FLAGS)
 def demo(
     url: str | None,
     api_key: str | None,
@@ -139,7 +133,7 @@ def demo(
     seed: int,
     report: Path | None,
     kind: str,
-    **engine_flags: Any,
+    **engine_values: Any,
 ) -> None:
     """Ask the same questions under changing load, in mode off and in mode verified, and compare the answers.
 
@@ -152,19 +146,22 @@ def demo(
     if min(in_flight) < 1:
         raise click.BadParameter("each load must be at least 1", param_hint="--loads")
     plan = Plan(prompts=prompts, loads=in_flight, tokens=tokens, temperature=temperature, seed=seed)
-    _backend_argv(kind, engine_flags)
+    _backend_argv(kind, engine_values)
     if url is None:
         require(kind, BACKEND_COMMANDS[kind][0])
-    sys.exit(run_demo(plan, url, api_key, ["--backend", kind, *_argv(engine_flags)], _free_port(), report))
+    sys.exit(
+        run_demo(
+            plan, url, api_key, ["--backend", kind, "--no-access-log", *argv_of(engine_values)], _free_port(), report
+        )
+    )
 
 
-@main.command()
-@click.option("--backend", help="Base URL of the one backend, such as http://127.0.0.1:9000.")
-@click.option("--models", help="YAML file of models and who serves each; instead of --backend.")
-@_flags(GATEWAY_FLAGS)
-def gateway(**flags: Any) -> None:
+@main.command(epilog=_EXAMPLES["gateway"])
+@CONFIG_FLAG
+@flags(gateway_flags())
+def gateway(file: ConfigFile, **values: Any) -> None:
     """Serve the OpenAI API in front of a backend that is already running."""
-    settings = _settings(flags)
+    settings = _settings(values, file)
     models, receipt_keys = _models(settings), _receipt_keys(settings)
     policies = _policies(settings, receipt_keys)
     with bind(settings) as listener:
@@ -173,6 +170,21 @@ def gateway(**flags: Any) -> None:
                 runner.run(serve(settings, models, policies, receipt_keys, listener, _announce))
         except GatewayError as error:
             raise click.ClickException(error.message) from error
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete commands and flags.
+
+    \b
+    bash:  eval "$(verbatim completion bash)"          in ~/.bashrc
+    zsh:   eval "$(verbatim completion zsh)"           in ~/.zshrc
+    fish:  verbatim completion fish > ~/.config/fish/completions/verbatim.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "verbatim", "_VERBATIM_COMPLETE").source())
 
 
 main.add_command(admin)
@@ -186,51 +198,40 @@ def backend() -> None:
 
 
 @backend.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@CONFIG_FLAG
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def engine(arguments: tuple[str, ...]) -> None:
-    """The embedded engine; all flags are its own."""
-    _become("engine", arguments)
+def engine(file: ConfigFile, arguments: tuple[str, ...]) -> None:
+    """The embedded engine; all flags but --config are its own."""
+    _become("engine", arguments, engine_environment(file))
 
 
 @backend.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def sglang(arguments: tuple[str, ...]) -> None:
     """A stock SGLang server; besides --model-path and --verify-..., all flags are SGLang's own."""
-    _become("sglang", arguments)
+    _become("sglang", arguments, os.environ)
 
 
-def _become(kind: str, arguments: tuple[str, ...]) -> None:
+def _become(kind: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
     command = BACKEND_COMMANDS[kind]
     require(kind, command[0])
-    os.execv(command[0], [*command, *arguments])
-
-
-def _names(options: list[Option]) -> list[str]:
-    probe = click.Command(None)
-    for option in options:
-        option(probe)
-    return [name for parameter in probe.params if (name := parameter.name) is not None]
-
-
-def _argv(flags: dict[str, Any]) -> list[str]:
-    given = {name: value for name, value in flags.items() if value is not None}
-    return [part for name, value in given.items() for part in ("--" + name.replace("_", "-"), str(value))]
+    os.execve(command[0], [*command, *arguments], environment)
 
 
 def _backend_argv(kind: str, flags: dict[str, Any]) -> list[str]:
     """The engine's flags as the backend of this kind calls them."""
     if kind == "engine":
-        return _argv(flags)
+        return argv_of(flags)
     for name in ("threads", "kv_bytes"):
         if flags[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is a flag of the engine, not of {kind}")
     model = flags["model"] or DEFAULT_MODEL
-    return ["--model-path", model, "--log-level", "warning", *_argv({**flags, "model": None})]
+    return ["--model-path", model, "--log-level", "warning", *argv_of({**flags, "model": None})]
 
 
-def _settings(flags: dict[str, Any]) -> Settings:
+def _settings(values: dict[str, Any], file: ConfigFile) -> Settings:
     try:
-        return read_settings(flags, os.environ)
+        return read_settings(values, os.environ, file)
     except ConfigError as error:
         raise click.UsageError(error.message) from error
 

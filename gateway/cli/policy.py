@@ -46,7 +46,9 @@ def check(file: Path) -> None:
 )
 @click.option("--tenant", help="Who asks; without it, who asks without credentials.")
 @click.option("--request", "body", type=FILE, required=True, help="The request's JSON body.")
-@click.option("--route", type=click.Choice(list(PARSERS)), default=chat_request.ROUTE, show_default=True)
+@click.option(
+    "--route", type=click.Choice(list(PARSERS)), default=chat_request.ROUTE, show_default=True, help="Where it is sent."
+)
 @click.option("--determinism", help="The request's header X-Verbatim-Determinism.")
 @click.option("--cache-control", default="", help="The request's header Cache-Control.")
 def explain_command(

@@ -15,11 +15,12 @@ from backend.protocol import Grammar, Sampling
 from gateway import errors, sse
 from gateway.admission import Admission
 from gateway.completion_id import completion_id
+from gateway.config_file import read_settings
 from gateway.disconnect import unless_client_leaves
 from gateway.domain import Completion, Job, choice_seed
 from gateway.errors import ClientLeft, ConfigError, Draining, GatewayError, Overloaded
 from gateway.merge import merge
-from gateway.settings import Settings, read_settings
+from gateway.settings import Settings
 from policies.policy import Mode
 
 # --- admission
@@ -179,6 +180,8 @@ def test_defaults_environment_and_flags() -> None:
         ({"backend": "http://x", "call_timeout_s": 0.0}, {}, "--call-timeout-s: "),
         ({"backend": "http://x"}, {"VERBATIM_CONNECT_TIMEOUT_S": "nan"}, "VERBATIM_CONNECT_TIMEOUT_S: "),
         ({"backend": "http://x"}, {"VERBATIM_CONNECT_TIMEOUT_S": "soon"}, "VERBATIM_CONNECT_TIMEOUT_S: "),
+        ({"backend": "http://x"}, {"VERBATIM_ACCESS_LOG": "perhaps"}, "VERBATIM_ACCESS_LOG: "),
+        ({"backend": "http://x"}, {"VERBATIM_LOG_FORMAT": "xml"}, "VERBATIM_LOG_FORMAT: must be one of text, json"),
     ],
 )
 def test_a_wrong_setting_names_its_source(flags: dict[str, object], env: dict[str, str], said: str) -> None:
