@@ -18,7 +18,9 @@ from backend.engine.prefix_cache import Lease
 from backend.engine.scheduler import Pass, Span
 from backend.engine.tasks import Scored, VerifyTask
 from backend.kernels.attention import BLOCK
+from backend.protocol import TokenizerFiles
 from benchmarks.drive import Answer, Request
+from benchmarks.grammars import Grammars
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -27,10 +29,11 @@ Build: TypeAlias = Callable[[], Engine]
 
 
 class Alone:
-    """Takes over an engine that was not started."""
+    """Takes over an engine that was not started. Requests with a grammar need `grammars`."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, grammars: Grammars | None = None):
         self._runner = engine._runner
+        self._grammars = grammars
 
     def answer(self, request: Request) -> Answer:
         """The whole answer, token by token."""
@@ -66,14 +69,16 @@ class Alone:
         task = VerifyTask(list(request.prompt), [], request.sampling, request.stop_ids, request.top)
         each = -(-(len(request.prompt) + request.count) // BLOCK)
         blocks = list(range(RESERVED_BLOCKS + index * each, RESERVED_BLOCKS + (index + 1) * each))
+        if self._grammars is not None:
+            self._grammars.constrain(task)
         task.lease = Lease(blocks, cached=0, fixed=0, fresh=blocks, copy=None, shared=[])
         self._runner.prepare(task.lease)
         return task
 
 
-def answers_alone(build: Build, requests: Sequence[Request]) -> list[Answer]:
-    """The requests' answers, computed one after the other in a new process."""
-    return in_new_process(_answers, build, requests)
+def answers_alone(build: Build, requests: Sequence[Request], tokenizer: TokenizerFiles | None = None) -> list[Answer]:
+    """The requests' answers, computed one after the other in a new process. Grammars need the model's tokenizer."""
+    return in_new_process(_answers, build, requests, tokenizer)
 
 
 def in_new_process(function: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
@@ -82,6 +87,7 @@ def in_new_process(function: Callable[Params, Result], *args: Params.args, **kwa
         return process.submit(function, *args, **kwargs).result()
 
 
-def _answers(build: Build, requests: Sequence[Request]) -> list[Answer]:
-    alone = Alone(build())
+def _answers(build: Build, requests: Sequence[Request], tokenizer: TokenizerFiles | None) -> list[Answer]:
+    engine = build()
+    alone = Alone(engine, Grammars(tokenizer, engine.info.vocab_size) if tokenizer else None)
     return [alone.answer(request) for request in requests]

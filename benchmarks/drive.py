@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from backend.engine.engine import Engine
 from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
 from backend.protocol import Sampling
+from benchmarks.grammars import TakesCalls
 from benchmarks.waiting import Ending
 
 
@@ -35,7 +35,7 @@ Propose: TypeAlias = Callable[[list[int], int], Call]
 """(context, how much of it was generated) -> the call that adds to the answer: one whose tokens are the verifier's."""
 
 
-def perform(engine: Engine, task: Task) -> None:
+def perform(engine: TakesCalls, task: Task) -> None:
     """Run a task to its end. Raises what it failed with."""
     ends: SimpleQueue[Exception | None] = SimpleQueue()
     engine.submit(task, Ending(ends.put))
@@ -45,7 +45,7 @@ def perform(engine: Engine, task: Task) -> None:
 
 
 def complete(
-    engine: Engine, request: Request, propose: Propose, make: Callable[[Engine, Call], Task] | None = None
+    engine: TakesCalls, request: Request, propose: Propose, make: Callable[[TakesCalls, Call], Task] | None = None
 ) -> Answer:
     """The verified answer, call by call; the first one verifies the prompt. `make` performs a call, to its end."""
     answer: Answer = []
@@ -66,7 +66,7 @@ def verify(request: Request, context: list[int], generated: int, draft: list[int
     return lambda: VerifyTask(context, draft, sampling, stop_ids, top, generated)
 
 
-def drafting(engine: Engine, request: Request, windows: Sequence[int]) -> Propose:
+def drafting(engine: TakesCalls, request: Request, windows: Sequence[int]) -> Propose:
     """Proposes what the engine's own fast lane drafts, in windows of these sizes in turn; the last one repeats."""
     turn = 0
 
@@ -79,13 +79,13 @@ def drafting(engine: Engine, request: Request, windows: Sequence[int]) -> Propos
     return propose
 
 
-def _make(engine: Engine, call: Call) -> Task:
+def _make(engine: TakesCalls, call: Call) -> Task:
     task = call()
     perform(engine, task)
     return task
 
 
-def draft(engine: Engine, request: Request, context: list[int], generated: int, count: int) -> list[int]:
+def draft(engine: TakesCalls, request: Request, context: list[int], generated: int, count: int) -> list[int]:
     """Up to `count` tokens of the fast lane behind a context."""
     task = DecodeTask(context, count, request.sampling, request.stop_ids, 0, is_draft=True, generated=generated)
     perform(engine, task)

@@ -3,11 +3,13 @@
 Clients, each a thread, ask one thing after the other: a verified answer from a pool of requests, an unverified stream,
 or a stray call of the window protocol with a context that others share. Verified answers are drafted, drafted wrongly,
 or decoded by the verifier, call by call as it comes. Calls are cancelled in the middle, and verified
-ones then asked again, as a gateway does. Requests share prefixes of many lengths.
+ones then asked again, as a gateway does. Requests share prefixes of many lengths; some are penalised or biased, some
+have to be of a grammar.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections import Counter
@@ -19,14 +21,32 @@ from typing import Any
 
 from backend.engine.engine import Engine
 from backend.engine.tasks import DecodeTask, Task, VerifyTask
-from backend.protocol import Sampling
+from backend.protocol import Grammar, Sampling, TokenizerFiles
 from benchmarks import drive
 from benchmarks.drive import Call, Request, bits, complete
+from benchmarks.grammars import Constraining, Grammars, TakesCalls
 from benchmarks.waiting import Ending
 
 _WAYS = ("drafted", "drafted", "poisoned", "invented", "decoded", "decoded")
 """How a verified answer goes on: see the module's description."""
 _LONGEST_WAIT_S = 0.2  # Before a call is cancelled.
+_PERSON = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 3, "maxLength": 12},
+            "ages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 150}, "maxItems": 4},
+            "kind": {"enum": ["guest", "host", None]},
+        },
+        "required": ["name", "ages", "kind"],
+        "additionalProperties": False,
+    }
+)
+_GRAMMARS = (
+    Grammar("json_schema", _PERSON),
+    Grammar("json_schema", '{"type":"object"}'),
+    Grammar("regex", "((the|an?|in) [a-z]{2,9}[,;.] ?){2,12}(yes|no)"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +61,8 @@ class Mix:
     longest_answer: int = 64
 
 
-def draw_requests(mix: Mix, vocab_size: int) -> list[Request]:
-    """The pool that verified answers are asked from."""
+def draw_requests(mix: Mix, vocab_size: int, ends: frozenset[int]) -> list[Request]:
+    """The pool that verified answers are asked from; those with a grammar stop at any of `ends`."""
     rng = random.Random(mix.seed)
     bases = [[rng.randrange(vocab_size) for _ in range(mix.longest_prefix)] for _ in range(4)]
 
@@ -51,9 +71,10 @@ def draw_requests(mix: Mix, vocab_size: int) -> list[Request]:
         own = [rng.randrange(vocab_size) for _ in range(rng.randint(1, 9))]
         prompt = (*rng.choice(bases)[: min(length, mix.longest_prefix)], *own)
         stop_ids = frozenset(rng.sample(range(vocab_size), k=rng.choice([0, 0, 5])))
-        return Request(
-            prompt, rng.randint(1, mix.longest_answer), _sampling(rng, vocab_size), stop_ids, rng.choice([0, 0, 5])
-        )
+        sampling = _sampling(rng, vocab_size)
+        if sampling.grammar is not None:
+            stop_ids |= ends
+        return Request(prompt, rng.randint(1, mix.longest_answer), sampling, stop_ids, rng.choice([0, 0, 5]))
 
     return [request() for _ in range(mix.requests)]
 
@@ -72,16 +93,20 @@ def _sampling(rng: random.Random, vocab_size: int) -> Sampling:
         ]
     )
     temperature = rng.choice([0.0, 0.0, 0.7, 1.0, 1.3])
-    return Sampling(temperature=temperature, seed=rng.getrandbits(63), **filters, **adjusts)
+    grammar = rng.choice([None, None, None, *_GRAMMARS])
+    return Sampling(temperature=temperature, seed=rng.getrandbits(63), grammar=grammar, **filters, **adjusts)
 
 
 class SoakTraffic:
     """Clients on an engine that is running. `answers` holds, for each request's index, how often which bits came."""
 
-    def __init__(self, engine: Engine, mix: Mix):
-        self._engine = engine
+    def __init__(self, engine: Engine, mix: Mix, tokenizer: TokenizerFiles):
+        grammars = Grammars(tokenizer, engine.info.vocab_size)
+        self._engine = Constraining(engine, grammars)
+        self._vocab_size = engine.info.vocab_size
+        self._ends = grammars.ends
         self._mix = mix
-        self.requests = draw_requests(mix, engine.info.vocab_size)
+        self.requests = draw_requests(mix, self._vocab_size, self._ends)
         self.answers: dict[int, Counter[bytes]] = {}
         self.tokens = 0
         """Verified tokens in all answers."""
@@ -137,15 +162,15 @@ class SoakTraffic:
                 )
             draft: list[int] = []
             if way == "invented":
-                draft = [rng.randrange(self._engine.info.vocab_size) for _ in range(rng.randint(1, 40))]
+                draft = [rng.randrange(self._vocab_size) for _ in range(rng.randint(1, 40))]
             else:
                 count = rng.choice([1, 3, 7, 15, 31, 63])
                 draft = drive.draft(self._engine, request, context, generated, count)
             if way == "poisoned":
-                draft[rng.randrange(len(draft))] = rng.randrange(self._engine.info.vocab_size)
+                draft[rng.randrange(len(draft))] = rng.randrange(self._vocab_size)
             return drive.verify(request, context, generated, draft)
 
-        def insist(engine: Engine, call: Call) -> Task:
+        def insist(engine: TakesCalls, call: Call) -> Task:
             while rng.random() < 0.1:
                 self._perform_in_part(call(), rng)
             task = call()
@@ -155,22 +180,24 @@ class SoakTraffic:
         answer = complete(self._engine, request, propose, insist)
         with self._lock:
             self.did["answers"] += 1
+            self.did["answers of a grammar"] += request.sampling.grammar is not None
             self.tokens += len(answer)
             self.answers.setdefault(index, Counter())[bits(answer)] += 1
 
     def _make_company(self, rng: random.Random, streams: bool) -> None:
         prompt = list(rng.choice(self.requests).prompt)
-        context = [*prompt[: rng.randint(1, len(prompt))], rng.randrange(self._engine.info.vocab_size)]
-        sampling = _sampling(rng, self._engine.info.vocab_size)
+        context = [*prompt[: rng.randint(1, len(prompt))], rng.randrange(self._vocab_size)]
+        sampling = _sampling(rng, self._vocab_size)
+        stop_ids = frozenset[int]() if sampling.grammar is None else self._ends
         if streams:
             self._note("streams")
             task: Task = DecodeTask(
-                context, rng.randint(1, 200), sampling, frozenset(), rng.choice([0, 5]), is_draft=False
+                context, rng.randint(1, 200), sampling, stop_ids, rng.choice([0, 5]), is_draft=False
             )
         else:
             self._note("stray calls")
-            draft = [rng.randrange(self._engine.info.vocab_size) for _ in range(rng.randint(0, 90))]
-            task = VerifyTask(context, draft, sampling, frozenset(), top=0)
+            draft = [rng.randrange(self._vocab_size) for _ in range(rng.randint(0, 90))]
+            task = VerifyTask(context, draft, sampling, stop_ids, top=0)
         if rng.random() < 0.4:
             self._perform_in_part(task, rng)
         else:
