@@ -27,6 +27,7 @@ from starlette.types import ASGIApp
 
 from gateway.admin.access import AdminAccess
 from gateway.admin.routes import build_admin_router
+from gateway.admin.status import Status, build_status_router
 from gateway.admission import Admission
 from gateway.authentication import Authenticator
 from gateway.backend_client import open_http
@@ -80,6 +81,8 @@ def build_app(
     app.include_router(build_admin_router(access, models, authenticator, commit_log, max_body_bytes))
     metrics = Metrics(traffic, models, commit_log, notary, limiter, authenticator.policies)
     app.include_router(build_metrics_router(access, metrics))
+    status = Status(traffic, models, authenticator.policies, commit_log)
+    app.include_router(build_status_router(access, status))
     app.include_router(build_ui_router())
     app.add_exception_handler(GatewayError, _gateway_error)
     app.add_exception_handler(ClientLeft, _client_left)
