@@ -21,26 +21,28 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Run `work`, whose request has been read to its end; cancel it and raise `ClientLeft` once the client is gone."""
-    watching = asyncio.create_task(_gone(receive))
+    # The work has a task of its own, so that waking it up for each piece of a stream does not lead through all the
+    # layers that stand above it here.
+    working = asyncio.create_task(work)
+    watching = True
     try:
-        async with asyncio.timeout(None) as stay:
+        async with asyncio.timeout(None) as watch:
 
-            def end(_: asyncio.Task[None]) -> None:
-                stay.reschedule(asyncio.get_running_loop().time())
+            def end(_: asyncio.Task[T]) -> None:
+                if watching:
+                    watch.reschedule(asyncio.get_running_loop().time())
 
-            watching.add_done_callback(end)
-            try:
-                return await work
-            finally:
-                watching.remove_done_callback(end)
+            working.add_done_callback(end)
+            while (await receive())["type"] != "http.disconnect":
+                pass
     except TimeoutError:
-        if not stay.expired():
-            raise
-        raise ClientLeft from None
+        assert working.done()
     finally:
-        watching.cancel()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watching = False
+        left = not working.done()
+        if left:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+    if left:
+        raise ClientLeft
+    return working.result()

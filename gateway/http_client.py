@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
@@ -156,9 +156,9 @@ class Incoming:
     def headers(self) -> list[Header]:
         return self._answer.headers
 
-    async def read_some(self) -> bytes:
+    def read_some(self) -> Awaitable[bytes]:
         """What has come of the body, as soon as anything has; empty at its end. Raises `BackendError`."""
-        return await self._connection.read_some()
+        return self._connection.read_some()
 
     async def read(self) -> bytes:
         """All that is left of the body."""
@@ -230,14 +230,11 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def _more(self) -> None:
+    def _more(self) -> Awaitable[None]:
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -156,6 +156,66 @@ async def test_work_is_cancelled_before_the_caller_hears_of_it() -> None:
     assert cancelled
 
 
+async def test_an_answer_that_was_sent_is_no_leaving() -> None:
+    """The server says "disconnect" then too, in the very turn of the loop in which the work ends."""
+    sent = asyncio.Event()
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+
+    async def receive() -> dict[str, Any]:
+        await sent.wait()
+        return {"type": "http.disconnect"}
+
+    async def work() -> int:
+        await asyncio.sleep(0)
+        sent.set()
+        return 7
+
+    for _ in range(3):
+        sent.clear()
+        assert await unless_client_leaves(receive, work()) == 7
+        await asyncio.sleep(0)
+    assert not complaints
+
+
+@pytest.mark.parametrize("raised", [ZeroDivisionError, TimeoutError])
+async def test_what_work_raises_is_passed_on(raised: type[Exception]) -> None:
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        raise raised
+
+    with pytest.raises(raised):
+        await unless_client_leaves(receive, work())
+
+
+async def test_cancelling_the_caller_cancels_its_work() -> None:
+    begun, ended = asyncio.Event(), False
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def work() -> None:
+        nonlocal ended
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended = True
+
+    caller = asyncio.create_task(unless_client_leaves(receive, work()))
+    await begun.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended
+
+
 # --- settings
 
 
