@@ -30,6 +30,7 @@ from gateway.cli.flags import (
 )
 from gateway.cli.installed import require
 from gateway.cli.policy import keys, policy
+from gateway.cli.receipts import receipts, replay
 from gateway.cli.up import BACKEND_COMMANDS, run_up
 from gateway.config_file import ConfigFile, read_settings
 from gateway.errors import ConfigError, GatewayError
@@ -190,6 +191,8 @@ def completion(shell: str) -> None:
 main.add_command(admin)
 main.add_command(policy)
 main.add_command(keys)
+main.add_command(receipts)
+main.add_command(replay)
 
 
 @main.group()

@@ -51,8 +51,15 @@ def check(file: Path) -> None:
 )
 @click.option("--determinism", help="The request's header X-Verbatim-Determinism.")
 @click.option("--cache-control", default="", help="The request's header Cache-Control.")
+@click.option("--receipt", help="The request's header X-Verbatim-Receipt.")
 def explain_command(
-    file: Path | None, tenant: str | None, body: Path, route: str, determinism: str | None, cache_control: str
+    file: Path | None,
+    tenant: str | None,
+    body: Path,
+    route: str,
+    determinism: str | None,
+    cache_control: str,
+    receipt: str | None,
 ) -> None:
     """Print what a request gets and which rule made each part of it. Exits with status 1 where it is refused."""
     found = DEFAULT_POLICY if file is None else _read(file)
@@ -63,7 +70,7 @@ def explain_command(
         raise click.BadParameter(f"there is no tenant {tenant!r} in the policy", param_hint="--tenant")
     try:
         facts: RequestFacts = PARSERS[route](body.read_bytes(), determinism).order.facts
-        facts = replace(facts, cache_control=cache_control)
+        facts = replace(facts, cache_control=cache_control, receipt=receipt)
         parts, settings = explain(found, tenant, facts, SERVING)
     except (RequestError, PolicyError) as error:
         raise click.ClickException(f"refused: {error}") from error

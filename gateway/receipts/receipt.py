@@ -45,7 +45,7 @@ class Prompt:
     """What was gone on from. `tokens` None where the policy keeps prompts out of receipts."""
 
     digest: Digest
-    tokens: tuple[TokenId, ...] | None
+    tokens: Annotated[tuple[TokenId, ...], Meta(min_length=1)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Issued:
     """What was so this one time. `at` counts seconds since 1970, by the gateway's clock."""
 
     id: str
-    at: Count
+    at: Annotated[int, Meta(ge=0, lt=253_402_300_800)]  # up to the year 9999
     cache: str
     windows: Count
     rollbacks: Count
