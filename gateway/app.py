@@ -118,7 +118,7 @@ async def serve(
     connect_s, silence_s = settings.connect_timeout_s, settings.first_byte_timeout_s
     http = open_http(connect_timeout_s=connect_s, first_byte_timeout_s=silence_s)
     upstream_http = HttpClient(connect_timeout_s=connect_s, silence_timeout_s=silence_s)
-    async with http, upstream_http, open_redis(settings.redis) as redis:
+    async with http, upstream_http, open_redis(settings.redis, settings.redis_timeout_s) as redis:
         limiter = Limiter(MemoryStore(time.monotonic) if redis is None else RedisStore(redis))
         shared = None if redis is None else RedisLogs(redis, time.monotonic)
         commit_log = CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic), shared)
@@ -160,13 +160,13 @@ def hang_up(policies: PolicyFile, receipt_keys: KeyFolder) -> None:
 
 
 @asynccontextmanager
-async def open_redis(url: str | None) -> AsyncIterator[RedisConnection | None]:
+async def open_redis(url: str | None, timeout_s: float) -> AsyncIterator[RedisConnection | None]:
     """What gateways share; raises `ConfigError` for what is no URL."""
     if url is None:
         yield None
         return
     try:
-        connection = RedisConnection(url)
+        connection = RedisConnection(url, timeout_s)
     except ValueError as error:
         raise ConfigError("redis: not a URL of a Redis", param="redis") from error
     try:

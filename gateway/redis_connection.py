@@ -15,7 +15,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-DEADLINE_S = 0.1
+from gateway.settings import REDIS_TIMEOUT_S
+
 CONNECTIONS = 64
 
 
@@ -26,7 +27,7 @@ class StoreUnavailable(Exception):
 class RedisConnection:
     """The Redis at a URL. The URL may hold a password and is never shown."""
 
-    def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, url: str, deadline_s: float = REDIS_TIMEOUT_S) -> None:
         """Raises `ValueError` for what is no Redis URL."""
         self._deadline_s = deadline_s
         # One more try: a connection that idled may have been closed by the other side. No timeouts of the client's own:

@@ -15,6 +15,7 @@ from gateway.errors import ConfigError
 from policies.api_keys import parse_hash
 
 ENV_PREFIX = "VERBATIM_"
+REDIS_TIMEOUT_S = 0.1
 MAX_CHOICES = 8
 """The largest `n` of one request, and so the least room admission must have."""
 
@@ -45,6 +46,9 @@ class Settings:
         "URL of the Redis where limits are counted, and answers kept, for all gateways; without one each does so for"
         " itself. May hold a password, so it is better not given as a flag.",
         secret=True,
+    )
+    redis_timeout_s: float = setting(
+        REDIS_TIMEOUT_S, "How long one call to it may take, connecting included; then the request goes on without it."
     )
     admin_key: str | None = setting(
         None,

@@ -37,7 +37,7 @@ class RedisProcess:
 @contextmanager
 def redis_process(directory: Path, port: int | None = None) -> Iterator[RedisProcess]:
     """A server that is ready, killed at the end."""
-    port = port or _free_port()
+    port = port or free_port()
     argv = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
@@ -52,7 +52,7 @@ def redis_process(directory: Path, port: int | None = None) -> Iterator[RedisPro
             process.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
