@@ -34,6 +34,7 @@ from gateway.backend_client import open_http
 from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.memory import MemoryLogs
 from gateway.commit_log.redis import RedisLogs
+from gateway.commit_log.sealing import Checked, Encrypted, Sealer, read_keys
 from gateway.connect import connect
 from gateway.error_response import error_response
 from gateway.errors import ClientLeft, ConfigError, GatewayError, envelope
@@ -120,7 +121,8 @@ async def serve(
     upstream_http = HttpClient(connect_timeout_s=connect_s, silence_timeout_s=silence_s)
     async with http, upstream_http, open_redis(settings.redis, settings.redis_timeout_s) as redis:
         limiter = Limiter(MemoryStore(time.monotonic) if redis is None else RedisStore(redis))
-        shared = None if redis is None else RedisLogs(redis, time.monotonic)
+        sealer = open_sealer(settings.cache_keys)
+        shared = None if redis is None else RedisLogs(redis, time.monotonic, sealer=sealer)
         commit_log = CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic), shared)
         served = await connect(http, upstream_http, models, settings, draw_seed, limiter, commit_log)
         authenticator = Authenticator(policies, TokenKeys(http), time.time)
@@ -173,6 +175,16 @@ async def open_redis(url: str | None, timeout_s: float) -> AsyncIterator[RedisCo
         yield connection
     finally:
         await connection.aclose()
+
+
+def open_sealer(keys: str | None) -> Sealer:
+    """What answers in Redis are sealed with; raises `ConfigError` for what is no key."""
+    if keys is None:
+        return Checked()
+    try:
+        return Encrypted(read_keys(keys))
+    except ValueError as error:
+        raise ConfigError(f"cache_keys {error}", param="cache_keys") from error
 
 
 class DrainingServer(uvicorn.Server):

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from backend.protocol import Sampling
 from policies.policy import Mode, Policy, RequestFacts, sees
 
@@ -172,16 +174,14 @@ class Completion:
         return sum(len(job.prompt) for job in self.jobs[:: self.choices])
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A token id beside a logprob."""
+class Scored(msgspec.Struct, frozen=True, gc=False):
+    """A token id beside a logprob. A struct, as a token is: these are made for every token of every answer."""
 
     id: int
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(msgspec.Struct, frozen=True, gc=False):
     """A token that stands, with its logprob and the most likely alternatives, best first."""
 
     id: int

@@ -100,6 +100,7 @@ class Metrics:
         if shared is not None:
             unanswered["log"] = shared.unanswered
             yield _counter("log_damaged", "Logs in Redis that were cut off.", (), {(): shared.damaged})
+            yield _counter("log_foreign", "Looks at logs that only others can read.", (), {(): shared.foreign})
         yield _counter("store_unanswered", "Calls that Redis did not answer.", ("store",), unanswered)
 
     def _receipts(self) -> Iterator[Metric]:

@@ -1,27 +1,54 @@
 """The gateway's connection to its Redis, for all that is kept there.
 
-Owns the pool and the deadline. Every call has one deadline, connecting included. After it the answer is
-`StoreUnavailable` and the connection is dropped, so that no later call can read this one's answer.
+Owns the pool, the deadline and what travels together: scripts that are to be run at the same time go out in one batch,
+so each costs a fraction of what it costs alone. What is called meanwhile goes with the next batch: scripts run in the
+order of their calls, and what releases something cannot overtake what took it, even where the caller gave that up.
+
+Every call has one deadline, connecting included. After it the answer is `StoreUnavailable` and the connection is
+dropped, so no later call can read this one's answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import hashlib
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
 from gateway.settings import REDIS_TIMEOUT_S
 
 CONNECTIONS = 64
 
+Argument: TypeAlias = str | int | float | bytes
+
 
 class StoreUnavailable(Exception):
     """The store did not answer in time, or not in order; nothing is known of what it did."""
+
+
+class Script:
+    """A Lua script; Redis knows it by its digest once it has run."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"<Script {self.digest}>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    script: Script
+    arguments: tuple[Argument, ...]
+    answer: asyncio.Future[Any]
 
 
 class RedisConnection:
@@ -41,9 +68,20 @@ class RedisConnection:
             socket_connect_timeout=None,
         )
         self.redis: Redis = Redis.from_pool(pool)
+        self._waiting: list[_Call] = []
+        self._batch: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return "<RedisConnection>"
+        return f"<RedisConnection waiting={len(self._waiting)}{'' if self._batch is None else ' busy'}>"
+
+    async def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+        """What a script answers; raises `StoreUnavailable` for whatever goes wrong."""
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Call(script, (len(keys), *keys, *arguments), answer))
+        if self._batch is None:
+            self._batch = asyncio.create_task(self._send())
+        async with self.answering():
+            return await answer
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
@@ -55,4 +93,53 @@ class RedisConnection:
             raise StoreUnavailable(type(error).__name__) from error
 
     async def aclose(self) -> None:
+        """Close all connections; what is on its way is given up."""
+        if self._batch is not None:
+            self._batch.cancel()
+            await asyncio.gather(self._batch, return_exceptions=True)
         await self.redis.aclose()
+
+    async def _send(self) -> None:
+        """Send what waits, batch by batch, until nothing does."""
+        try:
+            while self._waiting:
+                # Also what nobody waits for any more: who is cancelled while giving something back has still given it.
+                calls, self._waiting = self._waiting, []
+                await self._run(calls)
+        finally:
+            self._batch = None
+
+    async def _run(self, calls: list[_Call]) -> None:
+        """Give each call its answer, or what went wrong."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                unknown = _answer(calls, await self._exchange("EVALSHA", calls))
+                if unknown:
+                    _answer(unknown, await self._exchange("EVAL", unknown))
+        except (RedisError, OSError, TimeoutError) as error:
+            for call in calls:
+                if not call.answer.done():
+                    call.answer.set_exception(error)
+
+    async def _exchange(self, command: str, calls: list[_Call]) -> list[Any]:
+        async with self.redis.pipeline(transaction=False) as pipeline:
+            for call in calls:
+                named = call.script.digest if command == "EVALSHA" else call.script.text
+                pipeline.execute_command(command, named, *call.arguments)
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        return answers
+
+
+def _answer(calls: list[_Call], answers: list[Any]) -> list[_Call]:
+    """Hand out the answers; the calls whose script Redis does not know are left."""
+    unknown = []
+    for call, answer in zip(calls, answers, strict=True):
+        if isinstance(answer, NoScriptError):
+            unknown.append(call)
+        elif call.answer.done():
+            continue
+        elif isinstance(answer, Exception):
+            call.answer.set_exception(answer)
+        else:
+            call.answer.set_result(answer)
+    return unknown

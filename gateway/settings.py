@@ -60,6 +60,12 @@ class Settings:
         64 * 1024 * 1024,
         "How much memory the answers take that a policy has kept here. Those used longest ago go first.",
     )
+    cache_keys: str | None = setting(
+        None,
+        "What the answers in Redis are encrypted with: keys of 32 bytes in base64, with commas between them. The first"
+        " one encrypts, all of them decrypt. Better not given as a flag.",
+        secret=True,
+    )
     receipt_keys: str | None = setting(
         None, "Folder of the keys that receipts are signed with (`verbatim receipts new-key`), or one key's file."
     )

@@ -21,8 +21,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gateway.commit_log.entry import known
 from gateway.commit_log.memory import Conflict, Gap, MemoryLogs
+from gateway.commit_log.packing import known
 from gateway.commit_log.redis import Lease, RedisLogs
 from gateway.domain import Commit, Counts, Finish, Finished, Job, Progress, Token
 from gateway.errors import ProtocolViolation

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.limits.store import LEASE_WAIT_MS, SLACK_MS, Charge, Lease, Taken
-from gateway.redis_connection import RedisConnection
+from gateway.redis_connection import Argument, RedisConnection, Script
 
-SCRIPT = """
+SCRIPT = Script(
+    """
 -- KEYS: a bucket for each charge; then the set of leases, where places are asked for.
 -- ARGV: number of charges; for each its cost_ms and free_ms; then limit, ttl_ms and the ids of the lease.
 -- A bucket is the time in ms at which it will be full. Numbers go back as text: Redis cuts fractions off.
@@ -62,6 +63,7 @@ local answer = {refused, string.format('%.6f', wait)}
 for i = 1, charges do answer[i + 2] = string.format('%.6f', behind[i]) end
 return answer
 """.replace("LEASE_WAIT_MS", str(LEASE_WAIT_MS)).replace("SLACK_MS", str(SLACK_MS))
+)
 
 
 class RedisStore:
@@ -69,31 +71,29 @@ class RedisStore:
 
     def __init__(self, connection: RedisConnection) -> None:
         self.connection = connection
-        self._script = connection.redis.register_script(SCRIPT)
 
     def __repr__(self) -> str:
         return "<RedisStore>"
 
     async def take(self, charges: Sequence[Charge], lease: Lease | None) -> Taken:
-        async with self.connection.answering():
-            refused, wait_ms, *until_full_ms = await self._run(charges, lease)
+        refused, wait_ms, *until_full_ms = await self._run(charges, lease)
         index = None if refused == 0 else int(refused) - 1
         return Taken(index, float(wait_ms), tuple(map(float, until_full_ms)))
 
     async def give_back(self, charges: Sequence[Charge], lease: Lease | None) -> None:
-        async with self.connection.answering():
-            if charges:
-                await self._run(charges, None)
-            if lease is not None:
+        if charges:
+            await self._run(charges, None)
+        if lease is not None:
+            async with self.connection.answering():
                 await self.connection.redis.zrem(lease.key, *lease.ids)
 
     async def _run(self, charges: Sequence[Charge], lease: Lease | None) -> list[bytes | int]:
         keys = [charge.key for charge in charges]
-        arguments: list[str | int | float] = [len(charges)]
+        arguments: list[Argument] = [len(charges)]
         for charge in charges:
             arguments += (repr(charge.cost_ms), repr(charge.free_ms))
         if lease is not None:
             keys.append(lease.key)
             arguments += (lease.limit, lease.ttl_ms, *lease.ids)
-        answer: list[bytes | int] = await self._script(keys=keys, args=arguments)
+        answer: list[bytes | int] = await self.connection.run(SCRIPT, keys, arguments)
         return answer

@@ -606,13 +606,13 @@ async def test_nothing_wrong_is_served_out_of_redis(toy: ToyBackend, redis: Redi
         (name, other) = sorted(await client.keys("verbatim:log:*"))
         match damage:
             case "bit":
-                entry = bytearray(await client.lindex(name, 11))
+                entry = bytearray(await client.lindex(name, 1))
                 entry[-1] ^= 4
-                await client.lset(name, 11, bytes(entry))
+                await client.lset(name, 1, bytes(entry))
             case "type":
                 await client.set(name, b"something else")
             case "cut":
-                await client.ltrim(name, 0, 4)
+                await client.ltrim(name, 0, 0)
             case "foreign":
                 await client.copy(other, name, replace=True)
             case "full":

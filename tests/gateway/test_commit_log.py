@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import tracemalloc
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from toy_model import float32
 
 from backend.protocol import Grammar, Sampling
-from gateway.commit_log.entry import Damaged, agree, decode, encode, known
 from gateway.commit_log.key import FIELDS, InKey, View, log_key
-from gateway.commit_log.memory import ALTERNATIVE_BYTES, LOG_BYTES, TOKEN_BYTES, Conflict, Gap, MemoryLogs
+from gateway.commit_log.memory import LOG_BYTES, PIECE_BYTES, PIECES, Conflict, Gap, MemoryLogs
+from gateway.commit_log.packing import Unreadable, agree, known, pack, unpack
+from gateway.commit_log.sealing import HEAD, Block, Checked, Damaged, Encrypted, Foreign, Sealer, read_keys
 from gateway.domain import Completion, Job, Scored, Token
 
 KEY = bytes(range(32))
@@ -136,34 +138,96 @@ def test_keys_are_equal_only_for_equal_parts(one: tuple[Any, ...], other: tuple[
     assert (key(one) == key(other)) == (one == other)
 
 
-# --- entries ---------------------------------------------------------------------------------------------------------
+# --- packed tokens and their blocks ---------------------------------------------------------------------------------
 
-LOGPROBS = st.floats(-50, 0, width=32)
-SCORED = st.builds(Scored, st.integers(0, 2**32 - 1), LOGPROBS)
-TOKENS = st.builds(Token, st.integers(0, 2**32 - 1), LOGPROBS, st.lists(SCORED, max_size=3).map(tuple))
+LOGPROBS = st.floats(-50, 0, width=32) | st.floats(allow_nan=False)
+IDS_OF_TOKENS = st.integers(0, 2**16) | st.integers(0, 2**32 - 1)
+SCORED = st.builds(Scored, IDS_OF_TOKENS, LOGPROBS)
+TOKENS = st.builds(Token, IDS_OF_TOKENS, LOGPROBS, st.lists(SCORED, max_size=3).map(tuple))
+SEQUENCES = st.lists(TOKENS, min_size=1, max_size=6)
+SECRET, OTHER_SECRET = bytes(range(32)), bytes(range(1, 33))
+SEALERS = [Checked(), Encrypted([SECRET])]
 
 
-@given(TOKENS, st.integers(0, 10**6))
-def test_an_entry_reads_back_bit_for_bit(token: Token, position: int) -> None:
-    assert repr(decode(KEY, position, encode(KEY, position, token))) == repr(token)
+@given(SEQUENCES)
+def test_packed_tokens_read_back_bit_for_bit(tokens: list[Token]) -> None:
+    assert repr(unpack(pack(tokens), len(tokens))) == repr(tokens)
 
 
-@given(TOKENS, st.integers(0, 100), st.data())
-def test_a_damaged_entry_is_seen(token: Token, position: int, data: st.DataObject) -> None:
-    entry = encode(KEY, position, token)
-    damages: list[Callable[[], tuple[bytes, int, bytes]]] = [
-        lambda: (KEY, position, flip(entry, data.draw(st.integers(0, 8 * len(entry) - 1)))),
-        lambda: (KEY, position, entry[: data.draw(st.integers(0, len(entry) - 1))]),
-        lambda: (KEY, position + 1, entry),
-        lambda: (KEY[::-1], position, entry),
-        lambda: (KEY, position, entry + b"x"),
+def test_packed_tokens_take_what_they_need() -> None:
+    narrow, half = Token(9, -0.5), float32(-0.1)
+    assert len(pack([narrow] * 10)) == 1 + 10 * 6
+    assert len(pack([Token(70_000, half)] * 10)) == 1 + 10 * 8
+    assert len(pack([Token(9, -0.1)] * 10)) == 1 + 10 * 10
+    assert len(pack([Token(9, half, (Scored(1, half),))] * 10)) == 1 + 10 * (6 + 1 + 6)
+
+
+@given(st.binary(max_size=60), st.integers(1, 9))
+def test_what_is_not_packed_is_unreadable_or_tokens(noise: bytes, count: int) -> None:
+    try:
+        tokens = unpack(noise, count)
+    except Unreadable:
+        return
+    assert len(tokens) == count
+
+
+@pytest.mark.parametrize("sealer", SEALERS)
+@given(tokens=SEQUENCES, position=st.integers(0, 2**31))
+def test_a_block_reads_back_bit_for_bit(sealer: Sealer, tokens: list[Token], position: int) -> None:
+    block = Block(position, tokens)
+    sealed = sealer.seal(KEY, block)
+    assert repr(sealer.open(KEY, sealed)) == repr(block)
+    assert HEAD.unpack_from(sealed)[1:] == (position, len(tokens))
+
+
+@pytest.mark.parametrize("sealer", SEALERS)
+@given(tokens=SEQUENCES, position=st.integers(0, 100), data=st.data())
+def test_a_damaged_block_is_seen(sealer: Sealer, tokens: list[Token], position: int, data: st.DataObject) -> None:
+    sealed = sealer.seal(KEY, Block(position, tokens))
+    moved = HEAD.pack(sealed[0], position + 1, len(tokens)) + sealed[HEAD.size :]
+    damages: list[Callable[[], tuple[bytes, bytes]]] = [
+        lambda: (KEY, flip(sealed, data.draw(st.integers(0, 8 * len(sealed) - 1)))),
+        lambda: (KEY, sealed[: data.draw(st.integers(0, len(sealed) - 1))]),
+        lambda: (KEY, moved),
+        lambda: (KEY[::-1], sealed),
+        lambda: (KEY, sealed + b"x"),
     ]
-    with pytest.raises(Damaged):
-        decode(*data.draw(st.sampled_from(damages))())
+    with pytest.raises((Damaged, Foreign)):
+        sealer.open(*data.draw(st.sampled_from(damages))())
 
 
-def flip(entry: bytes, bit: int) -> bytes:
-    return bytes(byte ^ (1 << bit % 8 if index == bit // 8 else 0) for index, byte in enumerate(entry))
+def flip(block: bytes, bit: int) -> bytes:
+    return bytes(byte ^ (1 << bit % 8 if index == bit // 8 else 0) for index, byte in enumerate(block))
+
+
+def test_keys_can_be_changed_while_blocks_stand() -> None:
+    block = Block(3, [Token(1, -1.0)])
+    before, between, after = Encrypted([SECRET]), Encrypted([OTHER_SECRET, SECRET]), Encrypted([OTHER_SECRET])
+    old, new = before.seal(KEY, block), between.seal(KEY, block)
+    assert before.open(KEY, old) == between.open(KEY, old) == between.open(KEY, new) == after.open(KEY, new) == block
+    for sealer, sealed in ((before, new), (after, old), (Checked(), old), (before, Checked().seal(KEY, block))):
+        with pytest.raises(Foreign):
+            sealer.open(KEY, sealed)
+
+
+def test_equal_blocks_look_different_and_hide_their_tokens() -> None:
+    sealer, tokens = Encrypted([SECRET]), [Token(7, -1.0)] * 64
+    one, other = (sealer.seal(KEY, Block(0, tokens)) for _ in range(2))
+    assert one[HEAD.size + 4 :] != other[HEAD.size + 4 :]
+    assert pack(tokens)[1:9] not in one
+    assert SECRET.hex() not in repr(sealer)
+
+
+@pytest.mark.parametrize("text", ["", "AAAA", "!", f"{base64.b64encode(SECRET).decode()},"])
+def test_what_is_no_key_is_refused_without_showing_it(text: str) -> None:
+    with pytest.raises(ValueError) as error:
+        read_keys(text)
+    assert not text or text not in str(error.value)
+
+
+def test_keys_are_read() -> None:
+    text = ", ".join(base64.b64encode(secret).decode() for secret in (SECRET, OTHER_SECRET))
+    assert read_keys(text) == (SECRET, OTHER_SECRET)
 
 
 def test_tokens_agree_up_to_the_alternatives_that_both_name() -> None:
@@ -186,7 +250,7 @@ def truth(position: int, top: int = 0) -> Token:
 
 
 def wrong(position: int) -> Token:
-    return dataclasses.replace(truth(position), logprob=float32(-99.5))
+    return msgspec.structs.replace(truth(position), logprob=float32(-99.5))
 
 
 class Clock:
@@ -251,28 +315,29 @@ TestLog = LogMachine.TestCase
 
 
 def test_the_bound_holds_and_what_was_used_last_stays() -> None:
-    logs = MemoryLogs(20 * LOG_BYTES, Clock())
+    most = 20 * (LOG_BYTES + PIECE_BYTES)
+    logs = MemoryLogs(most, Clock())
     logs.append(b"kept", 0, [truth(0)], 10)
     for number in range(1000):
         logs.append(b"%d" % number, 0, [truth(0)], 10)
-        assert logs.read(b"kept") and logs.bytes <= 20 * LOG_BYTES
+        assert logs.read(b"kept") and logs.bytes <= most
     assert 10 <= len(logs) <= 20
-    logs.append(b"huge", 0, [truth(i) for i in range(1000)], 10)
+    logs.append(b"huge", 0, [truth(i) for i in range(3000)], 10)
     assert (len(logs), logs.bytes) == (0, 0), "what is larger than the bound is not kept at all"
 
 
-@pytest.mark.parametrize(("tokens", "top"), [(1, 0), (64, 0), (64, 5)])
-def test_a_log_takes_no_more_memory_than_is_counted(tokens: int, top: int) -> None:
+@pytest.mark.parametrize(("tokens", "top", "at_once"), [(1, 0, 1), (64, 0, 64), (64, 5, 64), (64, 0, 1), (64, 0, 7)])
+def test_a_log_takes_no_more_memory_than_is_counted(tokens: int, top: int, at_once: int) -> None:
     logs = MemoryLogs(1 << 30, Clock())
+    entries = [truth(position, top) for position in range(tokens)]
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for number in range(100):
-        entries = [
-            Token(1000 + i, float32(-i / 3), tuple([Scored(2000 + j, float32(-j / 7)) for j in range(top)]))
-            for i in range(tokens)
-        ]
-        logs.append(number.to_bytes(32, "big"), 0, entries, 10)
+        key = number.to_bytes(32, "big")
+        for position in range(0, tokens, at_once):
+            logs.append(key, position, entries[position : position + at_once], 10)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.5 * logs.bytes <= after - before <= logs.bytes
-    assert logs.bytes == 100 * (LOG_BYTES + tokens * (TOKEN_BYTES + top * ALTERNATIVE_BYTES))
+    least = tokens * (6 + (top > 0) + 6 * top)
+    assert 100 * least < logs.bytes < 100 * (LOG_BYTES + PIECES * PIECE_BYTES + 2 * least)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,7 +16,8 @@ from toy_model import float32
 
 from gateway.breaker import THRESHOLD
 from gateway.commit_log.memory import Conflict, Gap, MemoryLogs
-from gateway.commit_log.redis import Lease, RedisLogs
+from gateway.commit_log.redis import PIECES, Lease, RedisLogs
+from gateway.commit_log.sealing import HEAD, Checked, Encrypted, Sealer
 from gateway.domain import Scored, Token
 from gateway.redis_connection import RedisConnection, StoreUnavailable
 
@@ -47,9 +48,16 @@ async def client(server: RedisProcess) -> AsyncIterator[Redis]:
         yield client
 
 
-@pytest.fixture
-async def logs(server: RedisProcess, client: Redis) -> AsyncIterator[RedisLogs]:
-    logs = RedisLogs(RedisConnection(server.url, deadline_s=10), Clock())
+SECRET = bytes(range(32))
+
+
+def sealer_of(kind: str) -> Sealer:
+    return Checked() if kind == "plain" else Encrypted([SECRET])
+
+
+@pytest.fixture(params=["plain", "encrypted"])
+async def logs(request: pytest.FixtureRequest, server: RedisProcess, client: Redis) -> AsyncIterator[RedisLogs]:
+    logs = RedisLogs(RedisConnection(server.url, deadline_s=10), Clock(), sealer=sealer_of(request.param))
     yield logs
     await logs.connection.aclose()
 
@@ -74,8 +82,8 @@ async def test_what_is_appended_stands_and_grows(logs: RedisLogs, client: Redis)
 
 async def test_an_append_that_disagrees_or_leaves_a_gap_changes_nothing(logs: RedisLogs) -> None:
     await logs.append(KEY, 0, truths(0, 3, top=1), 60, None)
-    bad = dataclasses.replace(truth(2), logprob=-77.0)
-    for tokens in ([truth(1, top=2), bad, truth(3)], [truth(1, top=2), dataclasses.replace(truth(2), id=9)]):
+    bad = msgspec.structs.replace(truth(2), logprob=-77.0)
+    for tokens in ([truth(1, top=2), bad, truth(3)], [truth(1, top=2), msgspec.structs.replace(truth(2), id=9)]):
         with pytest.raises(Conflict) as conflict:
             await logs.append(KEY, 1, tokens, 60, None)
         assert conflict.value.position == 2
@@ -99,7 +107,7 @@ async def test_redis_and_memory_say_the_same(
     for position, count, top, bad in appends:
         tokens = truths(position, position + count, top)
         if bad is not None and bad < count:
-            tokens[bad] = dataclasses.replace(tokens[bad], logprob=-77.0)
+            tokens[bad] = msgspec.structs.replace(tokens[bad], logprob=-77.0)
         said: list[str] = []
         for store in (memory, logs):
             try:
@@ -151,30 +159,106 @@ async def test_both_keys_of_a_log_are_in_one_slot(logs: RedisLogs, client: Redis
     assert len({await client.execute_command("CLUSTER", "KEYSLOT", name) for name in names}) == 1
 
 
+async def test_a_log_in_many_pieces_becomes_one_when_it_is_read(logs: RedisLogs, client: Redis) -> None:
+    for position in range(PIECES):
+        await logs.append(KEY, position, truths(position, position + 1), 60, None)
+    assert await stands(logs) == truths(0, PIECES)
+    assert await client.llen(NAME) == PIECES
+    await logs.append(KEY, PIECES, truths(PIECES, PIECES + 1), 60, None)
+    assert await stands(logs, 3) == truths(3, PIECES + 1)
+    assert await client.llen(NAME) == PIECES + 1, "who follows does not see all of it"
+    assert await stands(logs) == truths(0, PIECES + 1)
+    assert (await client.llen(NAME), await stands(logs)) == (1, truths(0, PIECES + 1))
+    assert 0 < await client.pttl(NAME) <= 60_000
+    assert await stands(logs, 4) == truths(4, PIECES + 1)
+    await logs.append(KEY, PIECES + 1, truths(PIECES + 1, PIECES + 3), 60, None)
+    assert await stands(logs) == truths(0, PIECES + 3)
+
+
+async def test_a_log_that_changed_meanwhile_is_not_rewritten(logs: RedisLogs, client: Redis) -> None:
+    await logs.append(KEY, 0, truths(0, 2), 60, None)
+    before = await client.lrange(NAME, 0, -1)
+    await logs.append(KEY, 2, truths(2, 4), 60, None)
+    await logs._rewrite(KEY, before, truths(0, 2))
+    assert await stands(logs) == truths(0, 4)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+async def test_who_has_other_keys_leaves_a_log_alone_and_uses_none(server: RedisProcess, client: Redis) -> None:
+    old, new = SECRET, bytes(range(1, 33))
+    sealers = [Checked(), Encrypted([old]), Encrypted([new, old]), Encrypted([new])]
+    plain, before, between, after = (
+        RedisLogs(RedisConnection(server.url, deadline_s=10), Clock(), sealer=sealer) for sealer in sealers
+    )
+    await before.append(KEY, 0, truths(0, 3), 60, ME)
+    blocks = await client.lrange(NAME, 0, -1)
+    for others in (plain, after):
+        await unavailable(lambda others=others: others.look(KEY, 0, YOU))
+        await unavailable(lambda others=others: others.append(KEY, 0, truths(0, 3), 60, YOU))
+        assert (others.foreign, others.unanswered, others.damaged) == (2, 0, 0)
+        assert "closed" in repr(others), "that is no fault of Redis"
+    assert await client.lrange(NAME, 0, -1) == blocks
+    assert await stands(between) == truths(0, 3)
+    await between.append(KEY, 0, truths(0, 3, top=2), 60, ME)
+    assert await stands(after) == await stands(between) == truths(0, 3, top=2)
+    for one in (plain, before, between, after):
+        await one.connection.aclose()
+
+
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("position", [0, 2, 4])
-async def test_a_damaged_entry_is_cut_off_with_what_is_behind_it(logs: RedisLogs, client: Redis, position: int) -> None:
-    await logs.append(KEY, 0, truths(0, 5), 60, None)
-    entry = bytearray(await client.lindex(NAME, position))
-    entry[9] ^= 1
-    await client.lset(NAME, position, bytes(entry))
-    assert await stands(logs) == truths(0, position)
-    assert await client.llen(NAME) == position
-    assert logs.damaged == 1
-    await logs.append(KEY, position, truths(position, 6), 60, None)
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("at", [0, 1, 4, 5, HEAD.size + 4, -1])
+async def test_a_damaged_block_is_cut_off_with_what_is_behind_it(
+    logs: RedisLogs, client: Redis, index: int, at: int
+) -> None:
+    for position in (0, 2, 4):
+        await logs.append(KEY, position, truths(position, position + 2), 60, None)
+    block = bytearray(await client.lindex(NAME, index))
+    block[at] ^= 64
+    await client.lset(NAME, index, bytes(block))
+    assert await stands(logs) == truths(0, 2 * index)
+    assert await client.llen(NAME) == index
+    assert (logs.damaged, logs.foreign) == (1, 0)
+    await logs.append(KEY, 2 * index, truths(2 * index, 6), 60, None)
     assert await stands(logs) == truths(0, 6)
 
 
-async def test_a_damaged_entry_is_no_conflict(logs: RedisLogs, client: Redis) -> None:
-    await logs.append(KEY, 0, truths(0, 5), 60, None)
-    await client.lset(NAME, 3, b"\0" * 20)
-    await logs.append(KEY, 2, truths(2, 6), 60, None)
-    assert await stands(logs) == truths(0, 6)
+@pytest.mark.parametrize("block", [b"", b"\0" * 8, b"\3" * 40, b"\xff" * 9])
+@pytest.mark.parametrize("index", [0, 1, 2])
+async def test_whatever_stands_in_a_log_it_can_be_gone_on_with(
+    logs: RedisLogs, client: Redis, block: bytes, index: int
+) -> None:
+    for position in (0, 2, 4):
+        await logs.append(KEY, position, truths(position, position + 2), 60, None)
+    await client.lset(NAME, index, block)
+    try:
+        await logs.append(KEY, 5, truths(5, 7), 60, None)
+    except Gap:
+        await logs.append(KEY, 0, truths(0, 7), 60, None)
+    assert await stands(logs, 5) in ([], truths(5, 7))
+    if not await stands(logs):
+        await logs.append(KEY, 0, truths(0, 7), 60, None)
+    tokens = await stands(logs)
+    assert tokens == truths(0, len(tokens))
+    assert (await logs.look(KEY, 2**31, ME)).tokens == ()
 
 
-async def test_an_entry_of_another_log_is_seen(logs: RedisLogs, client: Redis) -> None:
+async def test_blocks_out_of_order_are_damage(logs: RedisLogs, client: Redis) -> None:
+    for position in (0, 2, 4):
+        await logs.append(KEY, position, truths(position, position + 2), 60, None)
+    blocks = await client.lrange(NAME, 0, -1)
+    await client.lset(NAME, 0, blocks[2])
+    assert await stands(logs) == []
+    await client.rpush(NAME, blocks[0], blocks[2])
+    assert await stands(logs, 4) == truths(4, 6), "each is where it says"
+    assert await stands(logs) == truths(0, 2)
+
+
+async def test_a_block_of_another_log_is_seen(logs: RedisLogs, client: Redis) -> None:
     await logs.append(KEY, 0, truths(0, 2), 60, None)
     other = bytes(32)
     await client.copy(NAME, f"verbatim:log:{{{other.hex()}}}")
