@@ -11,7 +11,7 @@ BENCH ?=
 reference: install
 	PYTHONPATH=. $(BIN)/python scripts/settings_page.py > docs/settings.md
 
-.PHONY: reference install check test test-sglang bench dist check-dist up demo clean
+.PHONY: reference install check test test-sglang bench dist check-dist audit audit-dependencies docs up demo clean
 
 install: .venv/installed
 
@@ -58,6 +58,14 @@ dist: install
 # Installs that wheel in fresh environments and has it answer.
 check-dist: dist
 	scripts/check-dist.sh $(PYTHON)
+
+# Secrets in the tree, the Dockerfile, a bill of materials.
+audit: install
+	scripts/audit.sh $(BIN)
+
+# Known vulnerabilities; needs the network.
+audit-dependencies: install
+	scripts/audit-dependencies.sh $(BIN)
 
 up: install
 	$(BIN)/verbatim up
