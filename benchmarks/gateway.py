@@ -2,7 +2,12 @@
 
 All subjects proxy the same mock upstream (http_upstream.py) in one run, one after the other, each in a process of its
 own whose CPU time the kernel tells. The direct call is the base of the latencies. A streamed chunk costs what a
-streamed request costs more than a whole one, divided by its chunks. Peers are measured where their command is given.
+streamed request costs more than a whole one, divided by its chunks.
+
+Peers are measured where they are installed, in an environment of their own:
+
+    python -m venv PEERS && PEERS/bin/pip install 'litellm[proxy]' vllm-router
+    python -m benchmarks.gateway --peers PEERS
 """
 
 from __future__ import annotations
@@ -27,8 +32,12 @@ from benchmarks.http_load import Tally, load
 from benchmarks.http_upstream import CHUNKS
 from benchmarks.report import circumstances, print_table, write
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PATIENCE_S = 120
+_LITELLM = """
+model_list:
+  - model_name: mock
+    litellm_params: {model: openai/mock, api_base: "http://127.0.0.1:%d/v1", api_key: none}
+"""
 
 
 @dataclass
@@ -38,6 +47,7 @@ class Subject:
     name: str
     port: int
     argv: Sequence[str] | None
+    environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     idle_mb: float = 0.0
     cells: list[dict[str, Any]] = field(default_factory=list)
@@ -60,8 +70,8 @@ class Subject:
 
 
 def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
+    """By the clock of the process (clock_getcpuclockid(3)): to the nanosecond, where /proc counts hundredths."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def _memory_mb(pid: int, key: str) -> float:
@@ -80,6 +90,18 @@ def subjects(upstream: int, options: argparse.Namespace, folder: Path) -> list[S
     port = _free_port()
     bare = [sys.executable, "-m", "benchmarks.bare_proxy", base, str(port)]
     found.append(Subject("FastAPI + httpx", port, bare))
+    if options.peers is not None:
+        programs = options.peers / "bin"
+        port = _free_port()
+        argv = [programs / "vllm-router", "--worker-urls", base.removesuffix("/v1"), "--host", "127.0.0.1", "--port"]
+        found.append(Subject("vllm-router", port, [*map(str, argv), str(port)]))
+        port = _free_port()
+        config = folder / "litellm.yaml"
+        config.write_text(_LITELLM % upstream)
+        argv = [programs / "litellm", "--config", config, "--host", "127.0.0.1", "--port", str(port)]
+        # It checks no keys then, which costs it least.
+        open_to_all = {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}
+        found.append(Subject("LiteLLM", port, [*map(str, argv)], open_to_all))
     for peer in options.peer:
         name, _, command = peer.partition("=")
         port = _free_port()
@@ -93,7 +115,8 @@ def running(subject: Subject) -> Iterator[None]:
     if subject.argv is None:
         yield
         return
-    with subprocess.Popen(subject.argv, stdout=subprocess.DEVNULL) as subject.process:
+    environment = os.environ | subject.environment
+    with subprocess.Popen(subject.argv, stdout=subprocess.DEVNULL, env=environment) as subject.process:
         try:
             yield
         finally:
@@ -115,10 +138,10 @@ async def _until_ready(subject: Subject) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _cell(subject: Subject, requests: int, concurrent: int, *, stream: bool) -> dict[str, Any]:
+async def _cell(subject: Subject, requests: int, concurrent: int, limit_s: float, *, stream: bool) -> dict[str, Any]:
     before = subject.cpu_s()
     started = time.perf_counter()
-    tally = await load(subject.port, "mock", requests=requests, concurrent=concurrent, stream=stream)
+    tally = await load(subject.port, "mock", requests=requests, concurrent=concurrent, stream=stream, limit_s=limit_s)
     wall_s = time.perf_counter() - started
     cpu_s = subject.cpu_s() - before
     return {
@@ -141,12 +164,15 @@ async def measure(subject: Subject, options: argparse.Namespace) -> None:
     await _until_ready(subject)
     subject.idle_mb = subject.memory_mb()
     for concurrent in options.concurrent:
-        requests = max(options.requests, 2 * concurrent)
-        for stream in (False, True):
-            count = max(concurrent, options.requests // 50) if stream else requests
-            subject.cells.append(await _cell(subject, count, concurrent, stream=stream))
+        # Connections are made and code is warm before anything is counted.
+        await load(subject.port, "mock", requests=2 * concurrent, concurrent=concurrent, stream=False, limit_s=60)
+        whole, streamed = max(options.requests, 2 * concurrent), max(options.requests // 50, concurrent)
+        if concurrent == 1:
+            streamed = min(streamed, 5)  # One after the other, two seconds each.
+        subject.cells.append(await _cell(subject, whole, concurrent, options.limit_s, stream=False))
+        subject.cells.append(await _cell(subject, streamed, concurrent, options.limit_s, stream=True))
     if options.streams and subject.name not in options.without_streams:
-        subject.cells.append(await _cell(subject, options.streams, options.streams, stream=True))
+        subject.cells.append(await _cell(subject, options.streams, options.streams, options.limit_s, stream=True))
 
 
 def per_chunk_us(whole: dict[str, Any], streamed: dict[str, Any]) -> float:
@@ -159,10 +185,17 @@ def main() -> None:
     parser.add_argument("--concurrent", nargs="+", type=int, default=[1, 16, 64, 512])
     parser.add_argument("--requests", type=int, default=1000, help="for each load; a fiftieth where streamed")
     parser.add_argument("--streams", type=int, default=1000, help="streams at once, at the end; 0 for none")
-    parser.add_argument("--without-streams", nargs="*", default=["FastAPI + httpx"], help="subjects spared of them")
+    parser.add_argument(
+        "--without-streams", nargs="*", default=["FastAPI + httpx", "LiteLLM"], help="subjects spared of them"
+    )
+    parser.add_argument("--limit-s", type=float, default=60.0, help="for each load; what is late counts as an error")
+    parser.add_argument("--peers", type=Path, help="a virtual environment with litellm[proxy] and vllm-router")
     parser.add_argument("--peer", action="append", default=[], help="NAME=COMMAND with {port} and {upstream}")
     parser.add_argument("--name", default="gateway", help="of the file in benchmarks/results")
+    parser.add_argument("--quick", action="store_true", help="little of everything, to see that it runs")
     options = parser.parse_args()
+    if options.quick:
+        options.concurrent, options.requests, options.streams = [1, 16], 100, 100
     upstream = subprocess.Popen([sys.executable, "-m", "benchmarks.http_upstream"], stdout=subprocess.PIPE, text=True)
     assert upstream.stdout is not None
     try:
@@ -186,7 +219,7 @@ def main() -> None:
             rows.append([name, *[""] * 6, many["memory_mb"], many["errors"]])
     head = ["subject", "at once", "CPU ms", "us a chunk", "p50 ms", "p99 ms", "first byte ms", "MB", "errors"]
     peers = [peer.partition("=")[0] for peer in options.peer]
-    result = circumstances(threads=1) | {"load": vars(options) | {"peer": peers}}
+    result = circumstances(threads=1) | {"load": vars(options) | {"peer": peers, "peers": options.peers is not None}}
     result["subjects"] = [{"name": s.name, "idle_mb": s.idle_mb, "cells": s.cells} for s in found]
     written = write(options.name, result)
     print_table("What a gateway adds (CPU of its process; latencies as the client sees them)", head, rows)

@@ -1,7 +1,7 @@
 """A load of chat requests on an HTTP server, cheap enough to measure servers with.
 
 Each connection sends its next request when the last answer is complete. Answers are read to their end and checked for
-their status and length, nothing else.
+their status and, where streamed, for all their tokens and their end; how they are cut into chunks is the proxy's business.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from benchmarks.http_upstream import CHUNKS
+from benchmarks.http_upstream import CHUNKS, DONE, TOKEN
 
 
 @dataclass(slots=True)
@@ -34,8 +34,10 @@ def request(model: str, *, stream: bool) -> bytes:
     return head.encode() + body
 
 
-async def load(port: int, model: str, *, requests: int, concurrent: int, stream: bool) -> Tally:
-    """Send so many requests over so many connections."""
+async def load(
+    port: int, model: str, *, requests: int, concurrent: int, stream: bool, limit_s: float | None = None
+) -> Tally:
+    """Send so many requests over so many connections. Those that are not answered within the limit are errors."""
     tally = Tally()
     numbers = iter(range(requests))
     sent = request(model, stream=stream)
@@ -48,16 +50,24 @@ async def load(port: int, model: str, *, requests: int, concurrent: int, stream:
                 writer.write(sent)
                 status, length, chunked, first = await _head(reader)
                 tally.first_byte_s.append(first - started)
-                events = await _chunks(reader) if chunked else (await reader.readexactly(length)).count(b"data: ")
+                body = await (_chunks(reader) if chunked else reader.readexactly(length))
                 tally.whole_s.append(time.perf_counter() - started)
-                if status != 200 or (stream and events != CHUNKS + 1):
-                    tally.errors.append(f"status {status}, {events} events")
+                tokens = body.count(TOKEN)
+                if status != 200 or (stream and (tokens != CHUNKS or not body.endswith(DONE))):
+                    tally.errors.append(f"status {status}, {tokens} tokens, ends in {body[-40:]!r}")
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
             tally.errors.append(repr(error))
+        except asyncio.CancelledError:
+            tally.errors.append(f"not answered within {limit_s} s")
         finally:
             writer.close()
 
-    await asyncio.gather(*(connection() for _ in range(concurrent)))
+    asking = [asyncio.create_task(connection()) for _ in range(concurrent)]
+    _, late = await asyncio.wait(asking, timeout=limit_s)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*asking)
+    tally.errors += [f"not sent within {limit_s} s"] * sum(1 for _ in numbers)
     return tally
 
 
@@ -70,9 +80,9 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, int, bool, float]:
     return int(lines[0].split(b" ")[1]), int(headers.get(b"content-length", 0)), chunked, first
 
 
-async def _chunks(reader: asyncio.StreamReader) -> int:
-    events = 0
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    parts = []
     while size := int(await reader.readline(), 16):
-        events += (await reader.readexactly(size + 2)).count(b"data: ")
+        parts.append((await reader.readexactly(size + 2))[:-2])
     await reader.readline()
-    return events
+    return b"".join(parts)

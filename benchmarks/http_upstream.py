@@ -1,6 +1,7 @@
 """A mock OpenAI server that costs next to nothing: `python -m benchmarks.http_upstream` prints its port and serves.
 
-A request whose body holds `"stream":true` gets `CHUNKS` events, one every `INTERVAL_S`; any other gets one JSON body.
+A request whose body holds `"stream":true` gets `CHUNKS` events with a `TOKEN` each, one every `INTERVAL_S`, then the
+reason it ended and `[DONE]`; any other gets one JSON body.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import asyncio
 
 CHUNKS = 100
 INTERVAL_S = 0.02
-_EVENT = (
+TOKEN = b'" token"'
+DONE = b"data: [DONE]\n\n"
+_FRAME = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"mock","choices":[{"index":0,'
-    b'"delta":{"content":" token"},"finish_reason":null}]}\n\n'
+    b'"delta":{%b},"finish_reason":%b}]}\n\n'
 )
-_DONE = b"data: [DONE]\n\n"
+_EVENT = _FRAME % (b'"content":' + TOKEN, b"null")
+# Some proxies add a reason where there is none.
+_END = _FRAME % (b"", b'"stop"') + DONE
 _WHOLE = (
     b'{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"mock","choices":[{"index":0,"message":'
     b'{"role":"assistant","content":"' + b"word " * 40 + b'"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,'
@@ -57,7 +62,7 @@ class Upstream(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if self._left == 0:
-            self._transport.write(_chunk(_DONE) + b"0\r\n\r\n")
+            self._transport.write(_chunk(_END) + b"0\r\n\r\n")
             return
         self._left -= 1
         self._transport.write(_chunk(_EVENT))

@@ -64,7 +64,7 @@ class HttpClient:
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Server, list[_Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
-        self._tls = tls or ssl.create_default_context()
+        self._tls = tls
 
     def __repr__(self) -> str:
         return f"<HttpClient idle={sum(map(len, self._idle.values()))}>"
@@ -106,6 +106,8 @@ class HttpClient:
             if connection.idle_since > self._loop.time() - KEEPALIVE_S and connection.open:
                 return connection
             connection.close()
+        if server.tls and self._tls is None:
+            self._tls = ssl.create_default_context()  # Two megabytes, for those who need it.
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await self._loop.create_connection(
