@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from importlib import import_module
 from types import FrameType
 
 import uvicorn
@@ -54,8 +55,9 @@ from gateway.receipts.stores import MemoryReceipts, RedisReceipts
 from gateway.redis_connection import RedisConnection
 from gateway.replica_group import watch
 from gateway.routes import build_router
-from gateway.settings import Settings
+from gateway.settings import Settings, Traces
 from gateway.telemetry.record import recording
+from gateway.telemetry.tracing import NO_TRACING, Tracing
 from gateway.telemetry.traffic import Traffic
 from gateway.token_keys import TokenKeys
 from gateway.ui.pages import build_ui_router
@@ -73,6 +75,7 @@ def build_app(
     commit_log: CommitLog,
     notary: Notary,
     settings: Settings,
+    tracing: Tracing = NO_TRACING,
 ) -> ASGIApp:
     """The application over parts that are ready."""
     max_body_bytes = settings.max_body_bytes
@@ -89,17 +92,17 @@ def build_app(
     app.add_exception_handler(ClientLeft, _client_left)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
-    if not models.upstreams:
-        return Observed(app, traffic)
-    passthrough = Passthrough(
-        app,
-        models,
-        authenticator,
-        limiter,
-        max_body_bytes=max_body_bytes,
-        call_timeout_s=settings.call_timeout_s,
-    )
-    return Observed(passthrough, traffic)
+    whole: ASGIApp = app
+    if models.upstreams:
+        whole = Passthrough(
+            app,
+            models,
+            authenticator,
+            limiter,
+            max_body_bytes=max_body_bytes,
+            call_timeout_s=settings.call_timeout_s,
+        )
+    return Observed(whole, traffic, tracing, logs=settings.access_log, logs_bodies=settings.log_prompts)
 
 
 def draw_seed() -> int:
@@ -119,7 +122,12 @@ async def serve(
     connect_s, silence_s = settings.connect_timeout_s, settings.first_byte_timeout_s
     http = open_http(connect_timeout_s=connect_s, first_byte_timeout_s=silence_s)
     upstream_http = HttpClient(connect_timeout_s=connect_s, silence_timeout_s=silence_s)
-    async with http, upstream_http, open_redis(settings.redis, settings.redis_timeout_s) as redis:
+    async with (
+        http,
+        upstream_http,
+        open_redis(settings.redis, settings.redis_timeout_s) as redis,
+        open_tracing(settings.traces) as tracing,
+    ):
         limiter = Limiter(MemoryStore(time.monotonic) if redis is None else RedisStore(redis))
         sealer = open_sealer(settings.cache_keys)
         shared = None if redis is None else RedisLogs(redis, time.monotonic, sealer=sealer)
@@ -130,10 +138,11 @@ async def serve(
         shared_receipts = None if redis is None else RedisReceipts(redis, time.monotonic)
         notary = Notary(receipt_keys, receipts, shared_receipts, time.time)
         config = uvicorn.Config(
-            build_app(served, authenticator, limiter, commit_log, notary, settings),
+            build_app(served, authenticator, limiter, commit_log, notary, settings, tracing),
             lifespan="off",
             http=HttpServerProtocol,
             proxy_headers=False,
+            log_config=None,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=1,
@@ -185,6 +194,23 @@ def open_sealer(keys: str | None) -> Sealer:
         return Encrypted(read_keys(keys))
     except ValueError as error:
         raise ConfigError(f"cache_keys {error}", param="cache_keys") from error
+
+
+@asynccontextmanager
+async def open_tracing(traces: Traces) -> AsyncIterator[Tracing]:
+    """Where spans go; raises `ConfigError` where what exports them is not installed."""
+    if traces == "off":
+        yield NO_TRACING
+        return
+    try:
+        otel = import_module("gateway.telemetry.otel")  # an extra, which most installations lack
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"traces: {error.name} is missing: pip install 'verbatim[otel]'") from error
+    tracing = otel.Otel()
+    try:
+        yield tracing
+    finally:
+        await asyncio.to_thread(tracing.close)
 
 
 class DrainingServer(uvicorn.Server):

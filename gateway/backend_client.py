@@ -42,6 +42,7 @@ from gateway.errors import (
     RoleRefused,
 )
 from gateway.telemetry.record import recording
+from gateway.telemetry.tracing import NO_SPAN, Span
 
 Answer = TypeVar("Answer")
 
@@ -76,94 +77,104 @@ class BackendClient:
         return f"<BackendClient {self.url}>"
 
     async def info(self) -> Info:
-        return await self._call("GET", "/v1/info", None, Info)
+        return await self._call("GET", "/v1/info", None, Info, NO_SPAN)
 
     async def tokenizer(self) -> TokenizerFiles:
-        return await self._call("GET", "/v1/tokenizer", None, TokenizerFiles)
+        return await self._call("GET", "/v1/tokenizer", None, TokenizerFiles, NO_SPAN)
 
     async def draft(self, request: DraftRequest) -> DraftResponse:
-        return await self._call("POST", "/v1/draft", request, DraftResponse)
+        with self._span("draft", {**_work(request), "verbatim.tokens.asked": request.count}) as span:
+            answer = await self._call("POST", "/v1/draft", request, DraftResponse, span)
+            span.set({"verbatim.tokens": len(answer.tokens)})
+            return answer
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
-        return await self._call("POST", "/v1/verify", request, VerifyResponse)
+        with self._span("verify", {**_work(request), "verbatim.tokens.drafted": len(request.draft)}) as span:
+            answer = await self._call("POST", "/v1/verify", request, VerifyResponse, span)
+            span.set({"verbatim.tokens.agreed": answer.agreed, "verbatim.tokens": len(answer.tokens)})
+            return answer
 
     async def health(self) -> Health:
         """The backend's own word; status 503 carries one too, so it is not an error here."""
         deadline = asyncio.get_running_loop().time() + self._health_timeout_s
-        status, content, headers = await self._exchange("GET", "/healthz", None, deadline)
+        status, content, headers = await self._exchange("GET", "/healthz", None, deadline, NO_SPAN)
         if status not in (200, 503):
             raise _refusal(status, content, headers)
         return _decode(content, Health)
 
     def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent]:
         """Events as they come. Closing the iterator closes the connection."""
-        return self._lines("/v1/decode", request, DecodeEvent)
+        return self._lines(
+            "decode", request, DecodeEvent, {**_work(request), "verbatim.tokens.asked": request.max_tokens}
+        )
 
     def stream(self, request: StreamRequest) -> AsyncGenerator[StreamEvent]:
         """Events as they come. Closing the iterator closes the connection."""
-        return self._lines("/v1/stream", request, StreamEvent)
+        asked = {"verbatim.context": len(request.context), "verbatim.tokens.asked": request.max_tokens}
+        return self._lines("stream", request, StreamEvent, asked)
 
-    async def _lines(self, path: str, body: msgspec.Struct, event: type[Answer]) -> AsyncGenerator[Answer]:
+    async def _lines(
+        self, name: str, body: msgspec.Struct, event: type[Answer], asked: Mapping[str, int]
+    ) -> AsyncGenerator[Answer]:
         # The deadline is set read by read: a timeout that spanned a yield would strike in the consumer's code.
         deadline = self._deadline()
         record = recording()
-        record.call()
-        try:
-            response = await self._send("POST", path, body, deadline)
-        finally:
-            record.go_on()
-        try:
-            if response.status != 200:
-                raise _refusal(response.status, await self._read(response, deadline), response.headers)
-            line = b""
-            while True:
-                record.wait()
-                try:
-                    with translated():
-                        async with asyncio.timeout_at(deadline):
-                            chunk = await response.content.readany()
-                finally:
-                    record.go_on()
-                if not chunk:
-                    break
-                *lines, line = (line + chunk).split(b"\n")
-                for complete in lines:
-                    yield _decode(complete, event)
-            if line:
-                raise BackendFailed("the backend's stream broke off in the middle of a line")
-        finally:
-            response.release()  # Closes the connection unless all has been read.
+        with self._span(name, asked) as span:
+            with record.calling():
+                response = await self._send("POST", f"/v1/{name}", body, deadline, span)
+            try:
+                if response.status != 200:
+                    raise _refusal(response.status, await self._read(response, deadline), response.headers)
+                line = b""
+                while True:
+                    record.wait()
+                    try:
+                        with translated():
+                            async with asyncio.timeout_at(deadline):
+                                chunk = await response.content.readany()
+                    finally:
+                        record.go_on()
+                    if not chunk:
+                        break
+                    *lines, line = (line + chunk).split(b"\n")
+                    for complete in lines:
+                        yield _decode(complete, event)
+                if line:
+                    raise BackendFailed("the backend's stream broke off in the middle of a line")
+            finally:
+                response.release()  # Closes the connection unless all has been read.
 
-    async def _call(self, method: str, path: str, body: msgspec.Struct | None, answer: type[Answer]) -> Answer:
-        record = recording()
-        record.call()
-        try:
-            status, content, headers = await self._exchange(method, path, body, self._deadline())
-        finally:
-            record.go_on()
+    async def _call(
+        self, method: str, path: str, body: msgspec.Struct | None, answer: type[Answer], span: Span
+    ) -> Answer:
+        with recording().calling():
+            status, content, headers = await self._exchange(method, path, body, self._deadline(), span)
         if status != 200:
             raise _refusal(status, content, headers)
         return _decode(content, answer)
 
     async def _exchange(
-        self, method: str, path: str, body: msgspec.Struct | None, deadline: float
+        self, method: str, path: str, body: msgspec.Struct | None, deadline: float, span: Span
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        response = await self._send(method, path, body, deadline)
+        response = await self._send(method, path, body, deadline, span)
         try:
             return response.status, await self._read(response, deadline), response.headers
         finally:
             response.release()
 
     async def _send(
-        self, method: str, path: str, body: msgspec.Struct | None, deadline: float
+        self, method: str, path: str, body: msgspec.Struct | None, deadline: float, span: Span
     ) -> aiohttp.ClientResponse:
         content = None if body is None else msgspec.json.encode(body)
-        headers = None if body is None else _JSON
+        headers = recording().headers(span) | ({} if body is None else _JSON)
         with translated():
             async with asyncio.timeout_at(deadline):
                 return await self._http.request(
                     method, self.url + path, data=content, headers=headers, allow_redirects=False
                 )
+
+    def _span(self, name: str, asked: Mapping[str, int]) -> Span:
+        return recording().span.child(name, {"url.full": self.url, **asked}, calls=True)
 
     @staticmethod
     async def _read(response: aiohttp.ClientResponse, deadline: float) -> bytes:
@@ -176,6 +187,11 @@ class BackendClient:
 
 
 _JSON = {"content-type": "application/json"}
+
+
+def _work(request: DraftRequest | VerifyRequest | DecodeRequest) -> dict[str, int]:
+    """Where in an answer a call goes on, for its span."""
+    return {"verbatim.context": len(request.context), "verbatim.position": request.generated}
 
 
 @contextmanager

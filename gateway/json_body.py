@@ -31,4 +31,5 @@ async def read_json_body(request: Request, limit: int) -> bytes:
         raise ClientLeft from error
     if size > limit:
         raise BodyTooLarge(f"the body is over the limit of {limit} bytes")
+    recording().read(bytes(body))
     return bytes(body)

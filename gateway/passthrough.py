@@ -118,6 +118,7 @@ class Passthrough:
             record.tenant = caller.tenant
             with record.waiting():
                 content = await self._read(receive, read)
+            record.read(content)
             if (peek := self._peek(content)) is not None and caller.sees(peek.model):
                 facts = RequestFacts(
                     is_deterministic=peek.is_deterministic,

@@ -129,7 +129,9 @@ class Service:
         """Hold what the order needs and run it; leaving the context cancels what is under way and gives all back."""
         record = recording()
         record.model, record.via = self.info.model, "backend"
-        decision = self._planner.decide(order, caller)
+        with record.span.child("policy") as span:
+            decision = self._planner.decide(order, caller)
+            span.set({"verbatim.rule": decision.rule, "verbatim.policy": caller.policy.version})
         record.mode = decision.mode
         limits = decision.limits
         self._check_places(order, limits)
@@ -140,6 +142,8 @@ class Service:
         ):
             completion = await self._planner.plan(order, decision)
             record.prompt_tokens = completion.prompt_tokens
+            if record.span.recording:
+                record.span.set(_attributes(order, completion))
             await grant.take_tokens(completion.prompt_tokens, sum(job.max_tokens for job in completion.jobs))
             try:
                 sources = [
@@ -202,7 +206,12 @@ class Service:
             return text.consumed if text.stopped else job.max_tokens
 
         log, fingerprint = self._commit_log, completion.fingerprint
-        async with log.open(cache.tenant, fingerprint, job, keeping, verified, wanted) as reading:
+        async with AsyncExitStack() as stack:
+            with recording().span.child("log") as span:
+                reading = await stack.enter_async_context(
+                    log.open(cache.tenant, fingerprint, job, keeping, verified, wanted)
+                )
+                span.set({"verbatim.cache": reading.source})
             try:
                 yield _Source(reading.source, reading.progress())
             finally:
@@ -240,6 +249,22 @@ class Service:
 
 
 _STATUSES: tuple[CacheStatus, ...] = ("off", "lead", "follow", "hit")
+
+
+def _attributes(order: Order, completion: Completion) -> dict[str, str | int | float]:
+    """What a request asks for, in the words of OpenTelemetry's conventions."""
+    sampling = completion.jobs[0].sampling
+    return {
+        "gen_ai.request.max_tokens": completion.jobs[0].max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.choice.count": order.places,
+        "verbatim.fingerprint": completion.fingerprint,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from gateway.breaker import Breaker
 from gateway.errors import BackendError, BackendUnreachable
 from gateway.http_client import Header, HttpClient, Incoming, Server
 from gateway.models_file import UpstreamConfig
+from gateway.telemetry.record import recording
 
 HOP_BY_HOP = frozenset(
     {
@@ -70,10 +71,12 @@ class Upstream:
         fields.pop(_DETERMINISM, None)
         return msgspec.json.encode({**fields, **more})
 
-    def headers(self, headers: Iterable[Header]) -> list[Header]:
-        """The client's headers, without what is not for the upstream, and with its key."""
-        sent = [header for header in end_to_end(headers) if header[0] not in _OURS and header[0][:11] != _PREFIX]
-        return [*sent, *self._credentials]
+    def headers(self, headers: Iterable[Header], more: Mapping[str, str]) -> list[Header]:
+        """The client's headers, without what is not for the upstream, and with its key; `more` takes their place."""
+        said = [(name.encode(), value.encode()) for name, value in more.items()]
+        ours = _OURS.union(name for name, _ in said)
+        sent = [header for header in end_to_end(headers) if header[0] not in ours and header[0][:11] != _PREFIX]
+        return [*sent, *said, *self._credentials]
 
 
 class UpstreamGroup:
@@ -107,14 +110,17 @@ class UpstreamGroup:
         self, target: bytes, headers: Sequence[Header], content: bytes, more: Mapping[str, int]
     ) -> tuple[Upstream, Incoming]:
         failed: list[Upstream] = []
+        record = recording()
         while True:
             upstream = self._choose(failed)
+            span = record.span.child("upstream", {"url.full": upstream.config.url}, calls=True)
             upstream.in_flight += 1
             upstream.breaker.begin(_now())
             try:
-                incoming = await self._http.post(
-                    upstream.server, target, upstream.headers(headers), upstream.body(content, more)
-                )
+                with span:
+                    sent = upstream.headers(headers, record.headers(span))
+                    incoming = await self._http.post(upstream.server, target, sent, upstream.body(content, more))
+                    span.set({"http.response.status_code": incoming.status})
             except BaseException as error:
                 upstream.in_flight -= 1
                 upstream.breaker.settled()

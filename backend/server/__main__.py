@@ -17,6 +17,7 @@ from backend.engine.memory import give_back
 from backend.engine.open_checkpoint import open_checkpoint
 from backend.kernels.platform import PlatformError, open_platform
 from backend.server.app import Backend, create_app
+from backend.server.request_ids import RequestIdFilter, RequestIds
 from backend.settings import WINDOW, Device, Dtype, EngineSettings
 
 _OPEN_SHARE = 0.5  # Reading the file is about half of the start-up work, packing the weights the other half.
@@ -63,7 +64,9 @@ def main(
     verify_window: int | None,
 ) -> None:
     """Serve the window protocol over one model."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(RequestIdFilter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(levelname)s %(name)s: %(message)s%(request)s")
     kind = cast(Device, device)
     try:
         platform = open_platform(kind)
@@ -80,7 +83,13 @@ def main(
     )
     backend = Backend()
     config = uvicorn.Config(
-        create_app(backend), host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
+        RequestIds(create_app(backend)),
+        host=host,
+        port=port,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=5,
     )
     server = _Server(config, backend)
     failures: list[str] = []

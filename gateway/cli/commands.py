@@ -37,6 +37,7 @@ from gateway.errors import ConfigError, GatewayError
 from gateway.models_file import ModelConfig, load_models
 from gateway.receipts.key_files import KeyFileError, KeyFolder
 from gateway.settings import Settings
+from gateway.telemetry.logs import configure_logs
 from policies.document import DEFAULT_POLICY, FixedPolicy
 from policies.policy_file import PolicyFile, Unfit
 from policies.sections import FileMistakes
@@ -163,6 +164,7 @@ def demo(
 def gateway(file: ConfigFile, **values: Any) -> None:
     """Serve the OpenAI API in front of a backend that is already running."""
     settings = _settings(values, file)
+    configure_logs(settings.log_format, settings.log_level)
     models, receipt_keys = _models(settings), _receipt_keys(settings)
     policies = _policies(settings, receipt_keys)
     with bind(settings) as listener:

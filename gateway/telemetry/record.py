@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from gateway.errors import GatewayError, Overloaded
+from gateway.telemetry.tracing import NO_SPAN, Span
+
+REQUEST_ID = "x-request-id"
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +25,7 @@ class Record:
 
     Times are seconds of `perf_counter`. `code` is the error's, `reason` what refused a request for want of room. `via`
     says who answers: "backend" or "upstream". `events` are those of a stream that is handed on. `longest` counts the
-    tokens of the longest choice.
+    tokens of the longest choice. `body` is what the client sent, where that is to be kept.
     """
 
     request_id: str = ""
@@ -47,6 +50,9 @@ class Record:
     last_at: float = 0.0
     waited_s: float = 0.0
     calls: int = 0
+    span: Span = NO_SPAN
+    keeps_body: bool = False
+    body: bytes | None = None
     _waits: int = 0
     _waiting_since: float = 0.0
 
@@ -58,6 +64,10 @@ class Record:
     def own_s(self) -> float | None:
         """The time in which nobody else was waited for; None while somebody is, or where nobody was."""
         return None if self._waits or not self.calls else self.duration_s - self.waited_s
+
+    def headers(self, span: Span) -> dict[str, str]:
+        """What a call made for the request, within a span of its, says of it."""
+        return {REQUEST_ID: self.request_id, **span.headers} if self.request_id else {}
 
     def wait(self) -> None:
         """From now on somebody else is waited for: a backend, an upstream, the rest of the body."""
@@ -74,6 +84,20 @@ class Record:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         self.wait()
+        try:
+            yield
+        finally:
+            self.go_on()
+
+    def read(self, body: bytes) -> None:
+        """The whole body is there."""
+        if self.keeps_body:
+            self.body = body
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Waiting for the answer of a call."""
+        self.call()
         try:
             yield
         finally:
@@ -119,11 +143,9 @@ def recording() -> Record:
     return _CURRENT.get() or Record()
 
 
-@contextmanager
-def record_of(record: Record) -> Iterator[None]:
-    """What is noted inside is noted in `record`."""
-    token = _CURRENT.set(record)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+def begin_recording(record: Record) -> None:
+    """From now on what is noted in this task, and in those that it begins, is noted in `record`.
+
+    For good: what the server says of a request behind its end, an exception say, belongs to it too.
+    """
+    _CURRENT.set(record)

@@ -34,6 +34,7 @@ from gateway.receipts.key_files import KeyFolder
 from gateway.receipts.notary import Notary
 from gateway.receipts.stores import MemoryReceipts, RedisReceipts
 from gateway.settings import Settings
+from gateway.telemetry.tracing import NO_TRACING, Tracing
 from gateway.token_keys import TokenKeys
 from policies.document import DEFAULT_POLICY, FixedPolicy
 
@@ -110,6 +111,7 @@ async def launch_models(
     store: LimitStore | None = None,
     commit_log: CommitLog | None = None,
     receipts: RedisReceipts | None = None,
+    tracing: Tracing = NO_TRACING,
     **overrides: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway over many backends. Nobody looks after their health unless a test does."""
@@ -127,9 +129,10 @@ async def launch_models(
         memory = MemoryReceipts(settings.receipt_bytes, time.monotonic)
         notary = Notary(keys, memory, receipts, time.time)
         config = uvicorn.Config(
-            build_app(models, authenticator, limiter, commit_log, notary, settings),
+            build_app(models, authenticator, limiter, commit_log, notary, settings, tracing),
             http=HttpServerProtocol,
             lifespan="off",
+            log_config=None,
             log_level="critical",
             access_log=False,
         )

@@ -120,6 +120,8 @@ class ToyBackend:
     health: Health = Health("ready", 1.0)  # noqa: RUF009  # frozen
     calls: Counter[str] = field(default_factory=Counter)
     requests: list[msgspec.Struct] = field(default_factory=list)
+    heads: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    """Path and headers of each call."""
     hung: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     left: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     connections: int = 0
@@ -249,6 +251,8 @@ class ToyBackend:
     async def _call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         path = head[0].split(" ")[1]
+        pairs = (line.partition(":") for line in head[1:] if line)
+        self.heads.append((path, {name.lower(): value.strip() for name, _, value in pairs}))
         length = next((int(line.split(":")[1]) for line in head if line.lower().startswith("content-length")), 0)
         body = await reader.readexactly(length)
         nth = self.calls[path]
