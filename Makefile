@@ -40,6 +40,15 @@ test-sglang: install .venv-sglang/installed
 	PYTHON=$(PYTHON) scripts/install-sglang-cpu.sh .venv-sglang
 	touch $@
 
+# Made-up requests for ten minutes.
+fuzz: install .venv-fuzz/installed
+	scripts/fuzz.sh .venv-fuzz 600
+
+.venv-fuzz/installed:
+	$(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/pip install --quiet 'schemathesis>=4,<5'
+	touch $@
+
 bench: install
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.share_table $(BENCH)
@@ -74,4 +83,4 @@ demo: install
 	$(BIN)/verbatim demo
 
 clean:
-	rm -rf .venv .venv-sglang build dist site *.egg-info
+	rm -rf .venv .venv-sglang .venv-fuzz build dist site *.egg-info

@@ -1,7 +1,7 @@
 """A load of chat requests on an HTTP server, cheap enough to measure servers with.
 
 Each connection sends its next request when the last answer is complete. Answers are read to their end and checked for
-their status and, where streamed, for all their tokens and their end; how they are cut into chunks is the proxy's business.
+their status and, where streamed, for all their tokens and their end; into what chunks they are cut is not looked at.
 """
 
 from __future__ import annotations
