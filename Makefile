@@ -11,7 +11,7 @@ BENCH ?=
 reference: install
 	PYTHONPATH=. $(BIN)/python scripts/settings_page.py > docs/settings.md
 
-.PHONY: reference install check test test-sglang bench dist check-dist audit audit-dependencies docs up demo clean
+.PHONY: reference install check test test-sglang fuzz bench dist check-dist audit audit-dependencies docs up demo clean
 
 install: .venv/installed
 

@@ -11,16 +11,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from gateway.errors import Draining, Overloaded
+from gateway.errors import AnswerTimeout, Draining, Overloaded
 
 RETRY_AFTER_S = "1"
 
 
 class Admission:
-    """Places for `capacity` choices."""
+    """Places for `capacity` choices, each for at most the time a whole answer may take."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, answer_timeout_s: float) -> None:
         self._capacity = capacity
+        self._answer_timeout_s = answer_timeout_s
+        self._expired = False
         self._taken = 0
         self._taken_by: Counter[str] = Counter()
         self._draining = False
@@ -52,7 +54,8 @@ class Admission:
     async def admit(self, choices: int, tenant: str, share: float) -> AsyncIterator[None]:
         """Hold places for `choices` of a tenant, which may hold that share of all places.
 
-        Raises `Overloaded` or `Draining`; the work inside is cut short by `expire`.
+        Raises `Overloaded` or `Draining`; the work inside is cut short by `expire`, and with `AnswerTimeout` when its
+        time is over.
         """
         if self._draining:
             raise Draining("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
@@ -72,13 +75,15 @@ class Admission:
         self._taken += choices
         self._taken_by[tenant] += choices
         self._idle.clear()
-        deadline = asyncio.timeout(None)
+        deadline = asyncio.timeout(self._answer_timeout_s)
         self._deadlines.append(deadline)
         try:
             async with deadline:
                 yield
         except TimeoutError as error:
             assert deadline.expired()  # every other timeout has been translated where it is set
+            if not self._expired:
+                raise AnswerTimeout(f"the answer took longer than {self._answer_timeout_s:g} s") from error
             raise Draining("the gateway shut down before the answer was complete") from error
         finally:
             self._deadlines.remove(deadline)
@@ -95,6 +100,7 @@ class Admission:
 
     def expire(self) -> None:
         """End what is still in flight, with an error that says why."""
+        self._expired = True
         for deadline in self._deadlines:
             deadline.reschedule(asyncio.get_running_loop().time())
 

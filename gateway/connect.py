@@ -45,7 +45,7 @@ async def connect(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Models:
     """Wait for the backends of all models; raises `StartError`. `sleep` is for the pauses before retries."""
-    admission = Admission(settings.max_concurrent)
+    admission = Admission(settings.max_concurrent, settings.answer_timeout_s)
 
     async def open_model(config: ModelConfig) -> Model:
         upstreams = UpstreamGroup(upstream_http, config.upstreams) if config.upstreams else None

@@ -18,6 +18,7 @@
     ├── IssuerUnavailable     503  the keys that tokens are checked with cannot be fetched
     ├── ReceiptsUnavailable   503  the store of receipts does not answer
     ├── LimitsUnavailable     503  the limits cannot be counted, and the policy's word is to deny
+    ├── AnswerTimeout         504  the whole answer took longer than one may
     ├── Draining              503  the gateway is shutting down; with Retry-After
     ├── RoleRefused           503  the backend does not play the role the request needs
     └── BackendError               the backend is at fault
@@ -199,6 +200,13 @@ class Draining(GatewayError):
 
     status = 503
     code = "shutting_down"
+
+
+class AnswerTimeout(GatewayError):
+    """The answer took longer than one may, although nobody it waited for was late."""
+
+    status = 504
+    code = "answer_timeout"
 
 
 class RoleRefused(GatewayError):

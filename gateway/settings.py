@@ -84,6 +84,9 @@ class Settings:
     call_timeout_s: float = setting(
         900.0, "How long one call to a backend may take in all; for mode off that is the whole answer."
     )
+    answer_timeout_s: float = setting(
+        3600.0, "How long a whole answer may take, whatever its calls. What came until then stays with the client."
+    )
     start_timeout_s: float = setting(300.0, "How long to wait at start for a backend to become ready.")
     health_interval_s: float = setting(2.0, "How long to wait before each replica is asked again how it is.")
     health_timeout_s: float = setting(

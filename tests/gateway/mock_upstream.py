@@ -35,12 +35,16 @@ def chunked(pieces: Sequence[bytes], *headers: str, end: bool = True) -> list[by
 
 @dataclass
 class MockUpstream:
-    """`answer` is what is written to each request; None says nothing until the caller leaves, which `left` tells."""
+    """`answer` is what is written to each request; None says nothing until the caller leaves, which `left` tells.
+
+    With `stays` that is waited for behind an answer too.
+    """
 
     answer: list[bytes] | None = field(default_factory=lambda: plain(b"{}"))
     received: list[Received] = field(default_factory=list)
     hung: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     left: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    stays: bool = False
 
     async def __aenter__(self) -> MockUpstream:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,14 +76,14 @@ class MockUpstream:
         headers = [(name.lower(), value.strip()) for name, _, value in (item.partition(":") for item in rest if item)]
         body = await reader.readexactly(int(dict(headers).get("content-length", 0)))
         self.received.append(Received(line, headers, body))
-        if self.answer is None:
+        for piece in self.answer or ():
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        if self.answer is None or self.stays:
             self.hung.release()
             assert await reader.read(1) == b""
             self.left.release()
             return False
-        for piece in self.answer:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(0)
         # An answer that does not say where it ends does so by closing.
         return self.answer[-1].endswith(b"0\r\n\r\n") or b"content-length" in self.answer[0]

@@ -27,7 +27,7 @@ from policies.policy import Mode
 
 
 async def test_places_are_counted_and_given_back() -> None:
-    admission = Admission(3)
+    admission = Admission(3, 60.0)
     async with admission.admit(2, "acme", 1.0):
         with pytest.raises(Overloaded):
             async with admission.admit(2, "acme", 1.0):
@@ -42,7 +42,7 @@ async def test_places_are_counted_and_given_back() -> None:
 
 
 async def test_a_tenants_share_is_counted_and_given_back() -> None:
-    admission = Admission(8)
+    admission = Admission(8, 60.0)
     async with admission.admit(2, "acme", 0.25):
         with pytest.raises(Overloaded, match="2 of the 2 places for acme are taken; this request needs 1"):
             async with admission.admit(1, "acme", 0.25):
@@ -55,7 +55,7 @@ async def test_a_tenants_share_is_counted_and_given_back() -> None:
 
 
 async def test_draining_refuses_and_expiry_ends() -> None:
-    admission = Admission(3)
+    admission = Admission(3, 60.0)
 
     async def work() -> None:
         async with admission.admit(1, "acme", 1.0):
