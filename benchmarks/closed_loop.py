@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from backend.engine.engine import Engine
 from benchmarks.pass_log import PassLog, PassTimes
-from benchmarks.traffic import News, Traffic, Way
+from benchmarks.traffic import Completion, News, Traffic, Way
 from gateway.domain import Counts
 
 
@@ -32,13 +32,15 @@ class Load:
 class Tally:
     """What came out within the measured interval; `counts` are those of the verified completions that ended in it.
 
-    `off_in_flight_s` and `in_flight_s` sum the time that completions were in flight. `passes` are by kind of row.
+    `prompts` counts the completions whose first token came in it. `off_in_flight_s` and `in_flight_s` sum the time that
+    completions were in flight. `passes` are by kind of row.
     """
 
     tokens: int = 0
     verified_tokens: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    prompts: int = 0
     completions: int = 0
     verified_completions: int = 0
     off_in_flight_s: float = 0.0
@@ -56,6 +58,8 @@ class ClosedLoop:
         self._load = load
         self._traffic = Traffic(engine, load.way)
         self._number = -load.in_flight
+        self._answered: set[Completion] = set()
+        """Those in flight whose first token has come."""
 
     def run(self, completions: int) -> Tally:
         """Measure until that many completions ended; what is in flight then is cancelled."""
@@ -95,11 +99,14 @@ class ClosedLoop:
             self._begin(self._load.new_tokens)
         return news
 
-    @staticmethod
-    def _count(news: News, tally: Tally) -> None:
+    def _count(self, news: News, tally: Tally) -> None:
         tally.tokens += news.tokens
+        if news.tokens and news.completion not in self._answered:
+            self._answered.add(news.completion)
+            tally.prompts += 1
         tally.verified_tokens += news.tokens if news.completion.verified else 0
         if news.ended:
+            self._answered.discard(news.completion)
             tally.completions += 1
             tally.verified_completions += news.completion.verified
             tally.counts += news.completion.counts

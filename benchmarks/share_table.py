@@ -4,12 +4,17 @@ A closed loop on the engine itself, for prompts and outputs of several lengths. 
 as the gateway does; "drafted" drafts and verifies every window, which is LLM-42's way alone. Beside them, what users do
 instead: "batch_invariant" decodes everything in the fixed lane's arithmetic, "batch_of_one" has one request in flight.
 All ways take turns in one process for each dtype, so that noise hits all of them; a figure is the median of the rounds.
+
+Tokens a second are those of whole completions. Within an interval there come as many prompts as tokens allow by chance:
+where 16 answers of 32 tokens are in flight, 24 completions can have brought a fifth more or less than 24 times 32
+tokens, at the price of 24 prompts. So both count, prompts and tokens, by what they cost in mode off.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -29,7 +34,7 @@ from policies.policy import window_schedule
 _PERCENTS = (2, 5, 10, 20, 50, 100)
 _FIRST_WINDOW = 8
 _BATCHING: dict[str, Batching] = {"batch_invariant": "invariant", "batch_of_one": "none"}
-_OF_ONE = 3  # Completions of batch_of_one in a round: it is slow, and has no shares to balance.
+_AT_MOST_ALONE = 3  # Completions of batch_of_one in a round: it is slow, and has no shares to balance.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,24 @@ class Cell:
     percent: int
 
 
-CELLS = [
+_OFF, _INVARIANT, _OF_ONE, _ALL_DRAFTED = (
     Cell("off", 0),
-    *(Cell(way, percent) for way in ("adaptive", "drafted") for percent in _PERCENTS),
     Cell("batch_invariant", 0),
     Cell("batch_of_one", 0),
-]
-_OFF, _INVARIANT, _ALL_DRAFTED = Cell("off", 0), Cell("batch_invariant", 0), Cell("drafted", 100)
+    Cell("drafted", 100),
+)
+
+
+def cells(percents: Sequence[int]) -> list[Cell]:
+    """Those of a run, in their order; with all drafted, which says what windows cost."""
+    drafted = sorted({*percents, _ALL_DRAFTED.percent})
+    return [
+        _OFF,
+        *(Cell("adaptive", percent) for percent in percents),
+        *(Cell("drafted", percent) for percent in drafted),
+        _INVARIANT,
+        _OF_ONE,
+    ]
 
 
 class Bench:
@@ -73,7 +89,7 @@ class Bench:
         # Prompts that no cell had before: the prefix cache would know them. Enough completions for the share to be due.
         self._number += 1000
         due = max(options.completions, 100 // cell.percent if cell.percent else 0)
-        return loop.run(min(_OF_ONE, due) if alone else due)
+        return loop.run(min(_AT_MOST_ALONE, due) if alone else due)
 
     def close(self) -> str:
         """Stop the engine; its fingerprint."""
@@ -84,81 +100,94 @@ class Bench:
 def measure(dtype: Dtype, options: argparse.Namespace) -> dict[str, Any]:
     """All workloads and cells in one dtype."""
     bench = Bench(dtype, options)
+    order = cells(options.percents)
     tallies: dict[Shape, dict[Cell, list[Tally]]] = {
-        workload: {cell: [] for cell in CELLS} for workload in options.workloads
+        workload: {cell: [] for cell in order} for workload in options.workloads
     }
     for turn in range(options.rounds):
-        for workload, cells in tallies.items():
-            for cell in CELLS[:: 1 if turn % 2 == 0 else -1]:
-                cells[cell].append(bench.run(cell, workload))
-                print(f"{dtype} {workload} {cell}: {_speed(cells[cell][-1:]):.0f} tok/s", file=sys.stderr)
+        for workload, runs in tallies.items():
+            for cell in order[:: 1 if turn % 2 == 0 else -1]:
+                runs[cell].append(run := bench.run(cell, workload))
+                print(f"{dtype} {workload} {cell}: {run.tokens} tokens in {run.wall_s:.1f} s", file=sys.stderr)
     return {
         "fingerprint": bench.close(),
-        "workloads": [_workload(workload, cells, options) for workload, cells in tallies.items()],
+        "workloads": [_workload(workload, runs, options) for workload, runs in tallies.items()],
     }
 
 
 def _workload(workload: Shape, tallies: dict[Cell, list[Tally]], options: argparse.Namespace) -> dict[str, Any]:
+    prompt, output = workload
     costs = _costs(tallies, options.device)
+    speed = Speed(prompt * costs.fast_prompt, costs.fast_decode + costs.other, output)
 
     def busy_ratio(cell: Cell) -> float:
         """The ratio to mode off without what others have taken of the machine, where that can be told."""
-        speed = _cpu_speed if options.device == "cpu" else _speed
-        return speed(tallies[cell]) / speed(off)
+        return cpu_ratios[cell] if options.device == "cpu" else ratios[cell]
 
     off = tallies[_OFF]
-    ratios = {cell: _speed(runs) / _speed(off) for cell, runs in tallies.items()}
+    ratios = {cell: speed.wall(runs) / speed.wall(off) for cell, runs in tallies.items()}
+    cpu_ratios = {cell: speed.cpu(runs) / speed.cpu(off) for cell, runs in tallies.items()}
     figures = []
     for cell, runs in tallies.items():
         best = bound(costs, *workload, options.in_flight, options.shape[1], cell.percent)
         figures.append(
             asdict(cell)
-            | {"tokens_per_s": _speed(runs), "ratio": ratios[cell], "cpu_ratio": _cpu_speed(runs) / _cpu_speed(off)}
+            | {"tokens_per_s": speed.wall(runs), "ratio": ratios[cell], "cpu_ratio": cpu_ratios[cell]}
             | {"off_speed": _off_speed(runs) / _off_speed(off) if cell.percent < 100 else None}
             | _verified(runs)
             | {"bound": asdict(best) | {"reached": busy_ratio(cell) / best.ratio}}
             | {"runs": [asdict(run) for run in runs]}
         )
-    noise = (max(map(_run_speed, off)) - min(map(_run_speed, off))) / _speed(off)
+    spread = [speed.wall([run]) / speed.wall(off) for run in off]
     targets = []
-    for percent in _PERCENTS:
+    for percent in options.percents:
         adaptive = Cell("adaptive", percent)
-        others = max(ratios[Cell("drafted", percent)], ratios[_INVARIANT])
+        others = max(busy_ratio(Cell("drafted", percent)), busy_ratio(_INVARIANT))
         best = bound(costs, *workload, options.in_flight, options.shape[1], percent)
         off_speed = _off_speed(tallies[adaptive]) / _off_speed(off) if percent < 100 else None
         targets.append(
             {
                 "percent": percent,
                 "ratio": ratios[adaptive],
-                "of_better_way": ratios[adaptive] / others,
-                "not_below_better_way": ratios[adaptive] >= others,
-                "above_llm42_sharegpt": ratios[adaptive] > published.OFFLINE["ShareGPT"].by_percent[percent],
+                "cpu_ratio": cpu_ratios[adaptive],
+                "of_better_way": busy_ratio(adaptive) / others,
+                "not_below_better_way": busy_ratio(adaptive) >= others,
+                "above_llm42_sharegpt": busy_ratio(adaptive) > published.OFFLINE["ShareGPT"].by_percent[percent],
                 "off_not_slowed_beyond_its_share": None if off_speed is None else off_speed >= 1,
                 "off_speed": off_speed,
                 "of_bound": busy_ratio(adaptive) / best.ratio,
             }
         )
-    prompt, output = workload
     return {
         "prompt_tokens": prompt,
         "new_tokens": output,
         "row_seconds": asdict(costs),
-        "off_spread": noise,
+        "off_spread": max(spread) - min(spread),
         "targets": targets,
         "cells": figures,
     }
 
 
-def _run_speed(run: Tally) -> float:
-    return run.tokens / run.wall_s
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens a second of completions of `output` tokens, the median of runs; see the module's description.
 
+    `prompt_s` and `token_s` are what a prompt and a token cost in mode off.
+    """
 
-def _speed(runs: list[Tally]) -> float:
-    return median(map(_run_speed, runs))
+    prompt_s: float
+    token_s: float
+    output: int
 
+    def wall(self, runs: list[Tally]) -> float:
+        return median(self._tokens(run) / run.wall_s for run in runs)
 
-def _cpu_speed(runs: list[Tally]) -> float:
-    return median(run.tokens / run.cpu_s for run in runs)
+    def cpu(self, runs: list[Tally]) -> float:
+        return median(self._tokens(run) / run.cpu_s for run in runs)
+
+    def _tokens(self, run: Tally) -> float:
+        served_s = run.prompts * self.prompt_s + run.tokens * self.token_s
+        return served_s / (self.prompt_s / self.output + self.token_s)
 
 
 def _off_speed(runs: list[Tally]) -> float:
@@ -209,6 +238,9 @@ def main() -> None:
     arguments = parser(__doc__, "share_table")
     workloads = [(32, 64), (512, 64), (32, 256), (512, 256)]
     arguments.add_argument("--workloads", nargs="+", type=shape, default=workloads, help="PROMPTxOUTPUT tokens, ...")
+    arguments.add_argument(
+        "--percents", nargs="+", type=int, choices=_PERCENTS, default=_PERCENTS, help="of requests that are verified"
+    )
     arguments.add_argument("--shape", type=shape, default=(8, 32), help="GxW of a verify pass")
     arguments.add_argument("--rounds", type=int, default=2)
     arguments.add_argument("--completions", type=int, default=20, help="at least, for each cell and round")

@@ -128,10 +128,10 @@ class Engine:
         else:
             if fixed.shape_invariant:
                 roles.append("decode")
-        self._costs = LaneCosts(shape.window, settled)
         self._pass_clock = pass_clock(platform.device.type, settings.threads)
-        if settled is None:
-            measure(runner(MEASURE_BLOCKS), config, self._costs, self._pass_clock)
+        self._costs = LaneCosts(
+            shape.window, settled or measure(runner(MEASURE_BLOCKS), config, shape, self._pass_clock)
+        )
         max_context = min(config.max_position, blocks * BLOCK)
         self._scheduler = Scheduler(
             Admission(self._cache, _MAX_RUNNING, settings.max_waiting),
@@ -289,10 +289,11 @@ class Engine:
     def _observe(self, work: Pass, seconds: float) -> None:
         """Keep the costs current; prompts say nothing of decoding and are left out."""
         counts = [span.count for span in work.spans]
+        context = sum(span.start + span.count for span in work.spans) / len(counts)
         if max(counts) == 1:
-            self._costs.observe(work.lane, len(counts), seconds)
+            self._costs.observe(work.lane, len(counts), context, seconds)
         elif work.lane == "fixed" and max(counts) <= self.info.verify.window:
-            self._costs.observe("window", sum(counts), seconds)
+            self._costs.observe("window", sum(counts), context, seconds)
 
 
 def _coincide(fast: Ops, runner: Runner, config: ModelConfig, shape: VerifyShape, fixed_digest: str) -> bool:

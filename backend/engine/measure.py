@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeAlias
 
 from backend.engine.checkpoint import ModelConfig
 from backend.engine.kv_pool import RESERVED_BLOCKS
-from backend.engine.lane_costs import LaneCosts
+from backend.engine.lane_costs import Curve, Kind
 from backend.engine.prefix_cache import Lease
 from backend.engine.runner import Runner
 from backend.engine.scheduler import Lane, Pass, Span
 from backend.engine.tasks import DecodeTask, Task, VerifyTask
 from backend.kernels.attention import BLOCK
-from backend.protocol import Sampling
+from backend.protocol import Sampling, VerifyShape
 
-_CONTEXT = 2 * BLOCK
+_SHORT, _LONG = 2 * BLOCK, 8 * BLOCK  # Tokens of context.
 _SEQUENCES = (1, 2, 4, 8, 16, 32)
-MEASURE_BLOCKS = -(-_CONTEXT // BLOCK)
+_USUAL = 16
+MEASURE_BLOCKS = _LONG // BLOCK
 """Blocks of KV that the measurement needs. Its sequences share them: it is after the time alone."""
 
 
@@ -35,14 +37,31 @@ def pass_clock(device: str, threads: int) -> Clock:
     return time.thread_time if device == "cpu" and threads == 1 else time.perf_counter
 
 
-def measure(runner: Runner, config: ModelConfig, costs: LaneCosts, clock: Clock) -> None:
-    """Tell `costs` of decoding passes of 1 to 32 sequences in both lanes, and of one window."""
-    length = min(_CONTEXT, config.max_position)
-    for count in _SEQUENCES:
-        costs.observe("fast", count, _seconds(runner, "fast", [_span(_decode(length), length - 1, 1)] * count, clock))
-        costs.observe("fixed", count, _seconds(runner, "fixed", [_span(_verify(length), length - 1, 1)] * count, clock))
-    rows = min(costs.window, length)
-    costs.observe("window", rows, _seconds(runner, "fixed", [_span(_verify(length), length - rows, rows)], clock))
+def measure(runner: Runner, config: ModelConfig, shape: VerifyShape, clock: Clock) -> dict[Kind, Curve]:
+    """Decoding passes of 1 to 32 sequences in both lanes, and windows: parts of one, one, and a group."""
+    short, long = (min(tokens, config.max_position) for tokens in (_SHORT, _LONG))
+
+    def decoding(lane: Lane, rows: int, length: int) -> float:
+        task = _decode(length) if lane == "fast" else _verify(length)
+        return _seconds(runner, lane, [_span(task, length - 1, 1)] * rows, clock)
+
+    def windows(rows: int, length: int) -> float:
+        """Of a group of windows as full as can be."""
+        counts = [min(shape.window, rows - first, length) for first in range(0, rows, shape.window)]
+        return _seconds(runner, "fixed", [_span(_verify(length), length - count, count) for count in counts], clock)
+
+    def curve(cost: Callable[[int, int], float], sizes: Iterable[int], size: int) -> Curve:
+        """`size` is the number of rows at which the length of the context is varied."""
+        points = {rows: cost(rows, short) for rows in sizes}
+        more = (cost(size, long) - points[size]) / (size * (long - short)) if long > short else 0.0
+        return Curve(points, short, max(more, 0.0))
+
+    whole, group = shape.window, shape.window * shape.groups
+    return {
+        "fast": curve(partial(decoding, "fast"), _SEQUENCES, _USUAL),
+        "fixed": curve(partial(decoding, "fixed"), _SEQUENCES, _USUAL),
+        "window": curve(windows, sorted({-(-whole // 4), whole, group}), whole),
+    }
 
 
 def _seconds(runner: Runner, lane: Lane, spans: list[Span], clock: Clock) -> float:

@@ -175,7 +175,8 @@ class Scheduler:
         """Whether verified tokens had better be drafted now."""
         running = self.admission.running
         verified = sum(other.in_fixed_lane or (isinstance(other, DecodeTask) and other.is_draft) for other in running)
-        advice = self._costs.advise(len(running), verified)
+        context = sum(len(task.tokens) for task in running) / max(len(running), 1)
+        advice = self._costs.advise(len(running), verified, context)
         self.advice[advice] += 1
         return advice.drafts
 
