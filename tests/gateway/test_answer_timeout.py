@@ -1,4 +1,4 @@
-"""A whole answer has an end in time, whatever its calls do: a 504 before its first byte, an event in the stream after."""
+"""A whole answer ends in time, whatever its calls do: with a 504 before its first byte, or an event in the stream."""
 
 from __future__ import annotations
 
