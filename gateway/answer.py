@@ -50,7 +50,7 @@ class Answer(Response):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._service.open(self._ask.order, self._caller) as run:
+            async with self._service.open(self._ask.order, self._caller, in_pieces=self._ask.stream) as run:
                 recording().stream = self._ask.stream
                 if self._ask.stream:
                     last = await self._stream(run, send)

@@ -125,8 +125,11 @@ class Service:
         return f"<Service {self.info.model} {self.info.fingerprint} {self.admission!r}>"
 
     @asynccontextmanager
-    async def open(self, order: Order, caller: Caller) -> AsyncIterator[Run]:
-        """Hold what the order needs and run it; leaving the context cancels what is under way and gives all back."""
+    async def open(self, order: Order, caller: Caller, *, in_pieces: bool) -> AsyncIterator[Run]:
+        """Hold what the order needs and run it; leaving the context cancels what is under way and gives all back.
+
+        Unless it is wanted `in_pieces`, deltas that could be shown one by one may come as one.
+        """
         record = recording()
         record.model, record.via = self.info.model, "backend"
         with record.span.child("policy") as span:
@@ -151,7 +154,11 @@ class Service:
                 ]
                 cache = min((source.status for source in sources), key=_STATUSES.index)
                 record.cache = cache
-                choices = [self._choice(completion, i, source.progress, grant) for i, source in enumerate(sources)]
+                texts = [self._output(completion, joins=not in_pieces) for _ in sources]
+                choices = [
+                    self._choice(index, text, source.progress, grant)
+                    for index, (text, source) in enumerate(zip(texts, sources, strict=True))
+                ]
                 async with aclosing(choices[0] if len(choices) == 1 else merge(choices)) as events:
                     yield Run(completion, cache, decision, caller.policy.version, grant, self.text, events)
             except BackendRefused as error:
@@ -201,7 +208,7 @@ class Service:
         def wanted(tokens: Sequence[Token]) -> int:
             if not completion.stops:
                 return job.max_tokens
-            text = self._output(completion)
+            text = self._output(completion, joins=False)
             text.push(tuple(tokens[: job.max_tokens]))
             return text.consumed if text.stopped else job.max_tokens
 
@@ -217,13 +224,14 @@ class Service:
             finally:
                 self.work.recalled(reading.recalled)
 
-    def _output(self, completion: Completion) -> OutputText:
-        return self.text.output(completion.stops, continues=completion.continues, spelled=completion.spelled)
+    def _output(self, completion: Completion, *, joins: bool) -> OutputText:
+        return self.text.output(
+            completion.stops, continues=completion.continues, spelled=completion.spelled, joins=joins
+        )
 
     async def _choice(
-        self, completion: Completion, index: int, progress: AsyncGenerator[Progress], grant: Grant
+        self, index: int, text: OutputText, progress: AsyncGenerator[Progress], grant: Grant
     ) -> AsyncGenerator[ChoiceEvent]:
-        text = self._output(completion)
         record = recording()
         counts = Counts()
         finish: Finish = "length"

@@ -25,6 +25,8 @@ class StopStrings:
 
     def push(self, piece: str) -> tuple[str, bool]:
         """The text that may be shown now, and whether it ends before a stop string."""
+        if not self._stops:
+            return piece, False
         text = self._held + piece
         ends = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if ends:

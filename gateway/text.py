@@ -59,9 +59,9 @@ class ModelText:
         """Token ids as a text, with special tokens spelled out or left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=not special_tokens))
 
-    def output(self, stops: Sequence[str], *, continues: bool, spelled: Collection[str]) -> OutputText:
+    def output(self, stops: Sequence[str], *, continues: bool, spelled: Collection[str], joins: bool) -> OutputText:
         """The text of a new answer, which may go on with another text and spell out some special tokens."""
-        return OutputText(self.token_bytes, stops, continues=continues, spelled=spelled)
+        return OutputText(self.token_bytes, stops, continues=continues, spelled=spelled, joins=joins)
 
 
 def load_text(files: TokenizerFiles, now: Callable[[], datetime]) -> ModelText:

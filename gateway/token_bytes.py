@@ -10,6 +10,7 @@ answer that is the first space of the answer, as Hugging Face's `decode` has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,13 @@ class TokenBytes:
     def text(self, id_: int) -> bytes:
         """What a token adds to a text. Ids beyond the tokenizer's are padding of the embedding: they have none."""
         return self.of[id_] if id_ < len(self.of) else b""
+
+    def texts(self, ids: Sequence[int]) -> bytes:
+        """What tokens add to a text, one after the other."""
+        try:
+            return b"".join([self.of[id_] for id_ in ids])
+        except IndexError:
+            return b"".join(map(self.text, ids))
 
     def name(self, id_: int) -> bytes:
         """What a token is called in logprobs: its bytes, special tokens spelled out."""

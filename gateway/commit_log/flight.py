@@ -70,6 +70,27 @@ class Stores:
         self.conflicts = 0
 
 
+class Standing:
+    """The tokens of one job that stand, with so many alternatives: to its readers a flight with nothing left to do."""
+
+    def __init__(self, tokens: Sequence[Token], job: Job) -> None:
+        self.tokens = tokens[: known(tokens, job.top_logprobs)]
+        self.finish: Finish | None = None
+        self.counts = Counts()
+        self.generated = 0
+        self._stop_ids = job.stop_ids
+
+    def __repr__(self) -> str:
+        return f"<Standing tokens={len(self.tokens)}>"
+
+    def has(self, count: int) -> bool:
+        """Whether so many tokens are there, or all that will ever be."""
+        return len(self.tokens) >= count or (bool(self.tokens) and self.tokens[-1].id in self._stop_ids)
+
+    async def move(self) -> None:
+        raise AssertionError("all that is wanted stands")
+
+
 class Flight:
     """The tokens of one job with so many alternatives. `leads` says whether they are generated here.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import threading
 import time
 from datetime import datetime
@@ -38,6 +40,25 @@ def run(groups: list[list[Token]], stops: list[str]) -> tuple[list[Delta], Outpu
         if output.stopped:
             break
     return [*deltas, *output.finish()], output
+
+
+@given(st.lists(st.lists(st.integers(0, VOCAB + 3), min_size=1, max_size=6), max_size=6), st.booleans(), st.booleans())
+def test_joined_deltas_say_the_same_in_fewer_words(groups: list[list[int]], strips: bool, continues: bool) -> None:
+    table = dataclasses.replace(TABLE, strips_leading_space=strips)
+    said = []
+    for joins in (False, True):
+        output = OutputText(table, [], continues=continues, joins=joins)
+        pushed = [output.push(tokens(group)) for group in groups]
+        deltas = [*itertools.chain.from_iterable(pushed), *output.finish()]
+        said.append((text_of(deltas), [token for delta in deltas for token in delta.tokens], output.consumed))
+        assert not joins or max(map(len, pushed), default=0) <= 1
+    assert said[0] == said[1]
+
+
+def test_stop_strings_and_spelled_tokens_are_looked_for_token_by_token() -> None:
+    for more in ({"stops": ["b"]}, {"stops": [], "spelled": ("<|start|>",)}):
+        output = OutputText(TABLE, joins=True, **more)  # type: ignore[arg-type]
+        assert len(output.push(tokens(ids("aaaa")))) == 4
 
 
 def text_of(deltas: list[Delta]) -> str:
