@@ -22,6 +22,8 @@ from backend.protocol import TokenizerFiles
 from benchmarks.drive import Answer, Request
 from benchmarks.grammars import Grammars
 
+_AT_ONCE = 32
+
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
 Build: TypeAlias = Callable[[], Engine]
@@ -34,6 +36,8 @@ class Alone:
     def __init__(self, engine: Engine, grammars: Grammars | None = None):
         self._runner = engine._runner
         self._grammars = grammars
+        self.most = _AT_ONCE if engine._runner.ops("fixed").shape_invariant else engine.info.verify.groups
+        """Sequences that a pass takes."""
 
     def answer(self, request: Request) -> Answer:
         """The whole answer, token by token."""
