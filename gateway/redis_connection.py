@@ -17,11 +17,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
+from gateway.redis_url import close_sentinels, open_pool
 from gateway.settings import REDIS_TIMEOUT_S
 
 CONNECTIONS = 64
@@ -57,16 +56,7 @@ class RedisConnection:
     def __init__(self, url: str, deadline_s: float = REDIS_TIMEOUT_S) -> None:
         """Raises `ValueError` for what is no Redis URL."""
         self._deadline_s = deadline_s
-        # One more try: a connection that idled may have been closed by the other side. No timeouts of the client's own:
-        # it makes a task for each call to have one, and on Python 3.11 loses a cancellation that comes at its end.
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=CONNECTIONS,
-            timeout=deadline_s,
-            retry=Retry(NoBackoff(), 1),
-            socket_timeout=None,
-            socket_connect_timeout=None,
-        )
+        pool = open_pool(url, CONNECTIONS, deadline_s)
         self.redis: Redis = Redis.from_pool(pool)
         self._waiting: list[_Call] = []
         self._batch: asyncio.Task[None] | None = None
@@ -98,6 +88,7 @@ class RedisConnection:
             self._batch.cancel()
             await asyncio.gather(self._batch, return_exceptions=True)
         await self.redis.aclose()
+        await close_sentinels(self.redis.connection_pool)
 
     async def _send(self) -> None:
         """Send what waits, batch by batch, until nothing does."""

