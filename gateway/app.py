@@ -10,6 +10,7 @@ drain timeout. A second one ends at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import signal
 import socket
@@ -52,7 +53,7 @@ from gateway.passthrough import Passthrough
 from gateway.receipts.key_files import KeyFolder
 from gateway.receipts.notary import Notary
 from gateway.receipts.stores import MemoryReceipts, RedisReceipts
-from gateway.redis_connection import RedisConnection
+from gateway.redis_connection import RedisConnection, StoreUnavailable
 from gateway.replica_group import watch
 from gateway.routes import build_router
 from gateway.settings import Settings, Traces
@@ -64,8 +65,13 @@ from gateway.ui.pages import build_ui_router
 from policies.document import FixedPolicy
 from policies.policy_file import PolicyFile
 
+LAST_WORDS_S = 2
+"""How long what is cut short at the end of a drain may take to tell its client so, and then to be sent."""
+
 DRAWN_SEEDS = 2**53
 """Seeds are drawn below this: every JSON library can send back what the answer's header says."""
+
+log = logging.getLogger(__name__)
 
 
 def build_app(
@@ -128,6 +134,8 @@ async def serve(
         open_redis(settings.redis, settings.redis_timeout_s) as redis,
         open_tracing(settings.traces) as tracing,
     ):
+        if redis is not None:
+            await greet(redis)
         limiter = Limiter(MemoryStore(time.monotonic) if redis is None else RedisStore(redis))
         sealer = open_sealer(settings.cache_keys)
         shared = None if redis is None else RedisLogs(redis, time.monotonic, sealer=sealer)
@@ -145,7 +153,7 @@ async def serve(
             log_config=None,
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=LAST_WORDS_S,
         )
         base_url = replace(settings, port=listener.getsockname()[1]).base_url + "/v1"
         watching = [
@@ -213,6 +221,15 @@ async def open_tracing(traces: Traces) -> AsyncIterator[Tracing]:
         await asyncio.to_thread(tracing.close)
 
 
+async def greet(redis: RedisConnection) -> None:
+    """Say at once where the Redis is not there. That stops nothing: it may come, and requests go on without it."""
+    try:
+        async with redis.answering():
+            await redis.redis.ping()
+    except StoreUnavailable as error:
+        log.warning("the Redis does not answer (%s): until it does no answers are shared, nor limits counted", error)
+
+
 class DrainingServer(uvicorn.Server):
     """A server that says when it answers, and finishes what it has before it closes its door."""
 
@@ -249,8 +266,17 @@ class DrainingServer(uvicorn.Server):
             async with asyncio.timeout(self._drain_timeout_s):
                 await self._admission.wait_idle()
         except TimeoutError:
-            self._admission.expire()
+            await self._end()
         self.should_exit = True
+
+    async def _end(self) -> None:
+        """Cut short what is in flight, which still has to be told so."""
+        self._admission.expire()
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._admission.wait_idle()
+        except TimeoutError:
+            log.error("requests in flight do not end; their connections are closed: %r", self._admission)
 
 
 async def _gateway_error(request: Request, error: Exception) -> Response:

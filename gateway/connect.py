@@ -8,6 +8,8 @@ the same one.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
@@ -32,6 +34,10 @@ from gateway.upstream import UpstreamGroup
 from gateway.upstream_drafter import UpstreamDrafter
 
 READY_POLL_S = 0.2
+SAY_AFTER_S = 10.0
+"""How long nothing is said of a backend that is waited for: one that starts beside the gateway needs its time."""
+
+log = logging.getLogger(__name__)
 
 
 async def connect(
@@ -74,6 +80,8 @@ async def connect(
 
 
 async def _first_ready(replicas: Sequence[Replica], fingerprint: str | None, timeout_s: float) -> Replica:
+    now = asyncio.get_running_loop().time
+    say_at = now() + min(SAY_AFTER_S, timeout_s / 2)
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -82,6 +90,9 @@ async def _first_ready(replicas: Sequence[Replica], fingerprint: str | None, tim
                     return ready
                 if any(replica.info is not None and replica.info.protocol != PROTOCOL_VERSION for replica in replicas):
                     raise StartError(_say(replicas))
+                if now() >= say_at:
+                    say_at = math.inf
+                    log.warning("waiting for a backend to be ready: %s", _say(replicas))
                 await asyncio.sleep(READY_POLL_S)
     except TimeoutError as error:
         raise StartError(f"no backend is ready after {timeout_s:g} s: {_say(replicas)}") from error

@@ -196,10 +196,15 @@ class IssuerUnavailable(GatewayError):
 
 
 class Draining(GatewayError):
-    """The gateway finishes what it has and takes nothing new."""
+    """The gateway finishes what it has and takes nothing new: the connection is closed, for the next one to be made
+    elsewhere."""
 
     status = 503
     code = "shutting_down"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return super().headers | {"connection": "close"}
 
 
 class AnswerTimeout(GatewayError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +12,7 @@ from contextlib import contextmanager
 @contextmanager
 def up_process(*flags: str) -> Iterator[str]:
     """Its base URL, without the `/v1`, once it serves."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
-    command = [sys.executable, "-m", "gateway.cli", "up", "--port", str(port), *flags]
+    command = [sys.executable, "-m", "gateway.cli", "up", "--port", "0", *flags]
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as up:
         assert up.stdout is not None
         said = ""
@@ -24,5 +22,6 @@ def up_process(*flags: str) -> Iterator[str]:
                 break
         else:
             raise AssertionError(said)
-        yield f"http://127.0.0.1:{port}"
+        (url,) = re.findall(r"Verbatim is ready: (\S+)/v1", said)
+        yield url
         up.terminate()

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,9 @@ def up(file: ConfigFile, kind: str, **values: Any) -> None:
     require(kind, BACKEND_COMMANDS[kind][0])
     # The backend's address is ours to choose; the settings are read here too so that a mistake shows before any start.
     settings = _settings({**values, "backend": f"http://127.0.0.1:{_free_port()}"}, file)
+    if settings.port == 0:
+        values["port"] = _free_port()  # known before the gateway is asked whether it answers
+        settings = replace(settings, port=values["port"])
     _policies(settings, _receipt_keys(settings))
     bind(settings).close()
     config = ["--config", file.name] if file.name else []
@@ -290,7 +294,7 @@ def bind(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise click.ClickException(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. Choose another with --port."
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. Choose another with --host or --port."
         ) from error
     return listener
 

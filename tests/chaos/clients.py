@@ -183,8 +183,8 @@ class Clients:
         return Question(number, self._chance.choice(LENGTHS))
 
     async def _ask(self, http: httpx.AsyncClient, question: Question, *, stream: bool) -> None:
-        tally, began, attempts, url = self.tally, time.monotonic(), 0, ""
         expected = await self._truth.of(question)
+        tally, began, attempts, url = self.tally, time.monotonic(), 0, ""
         while time.monotonic() - began < PATIENCE_S:
             url = self._chance.choice([one for one in self._urls if one != url])
             attempts += 1

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import socket
 import sys
 import tempfile
 import time
@@ -31,7 +32,7 @@ from tests.chaos.work import Work, work
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "gateway"))
 
-from redis_process import free_port, redis_process  # noqa: E402
+from redis_process import redis_process  # noqa: E402
 
 POLICY = """\
 version: 1
@@ -156,7 +157,7 @@ class Site:
         return [self._backend(f"backend {n}", record) for n in range(count)]
 
     def _backend(self, name: str, record: Path | None) -> Member:
-        port = free_port()
+        port = steady_port()
         if self.plan.backend == "toy":
             argv = [sys.executable, str(ROOT / "tests/gateway/counting_engine.py"), "--port", str(port)]
             argv += [] if record is None else ["--record", str(record)]
@@ -174,7 +175,7 @@ class Site:
         return path
 
     def gateway(self, name: str, models: Path, redis: str | None) -> Member:
-        port = free_port()
+        port = steady_port()
         kind: Kind = "gateway"
         argv = [sys.executable, "-m", "gateway.cli", "gateway", "--models", str(models), "--port", str(port)]
         argv += ["--drain-timeout-s", "5", "--health-interval-s", "0.5", "--first-byte-timeout-s", "20"]
@@ -188,6 +189,19 @@ class Site:
                 str(self.directory / "policy.yaml"),
             ]
         return Member(name, kind, argv, f"http://127.0.0.1:{port}")
+
+
+def steady_port() -> int:
+    """A port that is free and stays so while its process is away: the kernel gives none below these to connections."""
+    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(ephemeral // 2, ephemeral)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 @contextmanager

@@ -508,10 +508,12 @@ async def test_many_clients_of_many_gateways_come_and_leave_and_every_answer_is_
 
 
 @asynccontextmanager
-async def gateway_process(toy: ToyBackend, redis: RedisProcess, policy_file: Path) -> AsyncIterator[tuple[str, Any]]:
+async def gateway_process(
+    toy: ToyBackend, redis: RedisProcess, policy_file: Path, *flags: str
+) -> AsyncIterator[tuple[str, Any]]:
     """A gateway that can be killed: its base URL, and the process."""
     options = {"--backend": toy.url, "--port": "0", "--policy": str(policy_file), "--redis": redis.url}
-    argv = ["-m", "gateway.cli", "gateway", *(word for option in options.items() for word in option)]
+    argv = ["-m", "gateway.cli", "gateway", *(word for option in options.items() for word in option), *flags]
     process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=PIPE, stderr=STDOUT)
     try:
         assert process.stdout is not None
@@ -558,6 +560,44 @@ async def test_when_a_gateway_is_killed_clients_of_another_one_get_the_rest(
         verified = [request for request in toy.requests if isinstance(request, VerifyRequest)]
         assert min(request.generated for request in verified) > 1, "not from the beginning"
         assert len({request.generated for request in verified}) == len(verified), "each part once"
+
+
+async def test_a_gateway_that_is_stopped_hands_its_streams_over(
+    toy: ToyBackend, redis: RedisProcess, tmp_path: Path
+) -> None:
+    """Its own clients are told when its time is up; another gateway's followers go on where it ended, and so does who
+    asks again there."""
+    policy_file = tmp_path / "policy.yaml"
+    policy_file.write_text(POLICY.format(cache="{scope: tenant}"))
+    toy.faults = on(VERIFY, Hang(), nth=2)
+    asked = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "stream": True}
+    async with (
+        gateway_process(toy, redis, policy_file, "--drain-timeout-s", "0.2") as (stopping_url, stopping),
+        gateway_process(toy, redis, policy_file) as (other_url, _),
+        httpx.AsyncClient(trust_env=False, timeout=60) as http,
+    ):
+
+        async def start(url: str) -> httpx.Response:
+            return await http.send(http.build_request("POST", url + "/v1/chat/completions", json=asked), stream=True)
+
+        leading, following = await start(stopping_url), await start(other_url)
+        assert [cache(response) for response in (leading, following)] == ["lead", "follow"]
+        await toy.hung.acquire()
+        toy.requests.clear()
+        stopping.terminate()
+        told = (await leading.aread()).decode().strip().split("\n\n")
+        assert json.loads(told[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        await following.aread()
+        again = await start(other_url)
+        await again.aread()
+        expected = await fresh(max_tokens=40, stream=True)
+        assert answer(following) == answer(again) == expected
+        said = [json.loads(event.removeprefix("data: ")) | {"created": None} for event in told[:-1]]
+        assert said and said == expected[: len(said)]
+        verified = [request for request in toy.requests if isinstance(request, VerifyRequest)]
+        assert min(request.generated for request in verified) > 1, "not from the beginning"
+        assert len({request.generated for request in verified}) == len(verified), "each part once"
+        assert await stopping.wait() == 0
 
 
 async def test_requests_go_on_whatever_becomes_of_redis(toy: ToyBackend, tmp_path: Path) -> None:

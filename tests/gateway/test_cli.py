@@ -202,6 +202,8 @@ async def test_the_gateway_drains(toy: ToyBackend) -> None:
             pass
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "shutting_down"
+        assert refused.headers["connection"] == "close", "for the client's next request to go elsewhere"
+        assert refused.headers["retry-after"] == "1"
         assert (await client.get("/healthz")).json() == {"status": "draining"}
         release.set()
         assert (await in_flight).json()["usage"]["completion_tokens"] == 20
@@ -243,9 +245,24 @@ def test_a_port_in_use_is_said_plainly() -> None:
 def test_a_backend_that_never_comes() -> None:
     (nobody,) = free_ports(1)
     flags = ["--backend", f"http://127.0.0.1:{nobody}", "--port", "0", "--start-timeout-s", "0.3"]
-    result = CliRunner().invoke(main, ["gateway", *flags])
-    assert result.exit_code == 1
-    assert "no backend is ready after 0.3 s" in result.output
+    said = f"http://127.0.0.1:{nobody}: the backend cannot be reached"
+    with process([*VERBATIM, "gateway", *flags]) as gateway:
+        read_until(gateway, f"waiting for a backend to be ready: {said}")
+        read_until(gateway, f"Error: no backend is ready after 0.3 s: {said}")
+        assert gateway.wait() == 1
+
+
+async def test_a_redis_that_is_not_there_is_said_and_stops_nothing(toy: ToyBackend) -> None:
+    (nobody,) = free_ports(1)
+    argv = [*VERBATIM, "gateway", "--backend", toy.url, "--port", "0", "--redis", f"redis://127.0.0.1:{nobody}"]
+    pipe = asyncio.subprocess.PIPE
+    gateway = await asyncio.create_subprocess_exec(*argv, env=ENV, stdout=pipe, stderr=pipe)
+    assert gateway.stdout is not None
+    assert b"Serving on" in await gateway.stdout.readline()
+    gateway.terminate()
+    _, said = await gateway.communicate()
+    assert b"the Redis does not answer (ConnectionError)" in said
+    assert gateway.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -278,6 +295,36 @@ def test_a_flag_that_the_engine_would_refuse_is_refused_before_it_starts(command
     result = CliRunner().invoke(main, [command, flag, value])
     assert result.exit_code == 2
     assert f"'{flag}'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "said"),
+    [
+        ("--policy", None, "policy: cannot read {file}: No such file or directory"),
+        ("--policy", "version: 2", "{file}:1: version: must be 1"),
+        ("--models", None, "models: cannot read {file}: No such file or directory"),
+        ("--models", "version: 1", "{file}:1: names no model"),
+        ("--receipt-keys", None, "receipt_keys: cannot read {file}: No such file or directory"),
+        ("--receipt-keys", "x", "receipt_keys: {file}: is no key in PEM"),
+        ("--config", None, "{file}"),
+    ],
+)
+def test_a_file_that_is_missing_or_wrong_is_named(tmp_path: Path, flag: str, content: str | None, said: str) -> None:
+    file = tmp_path / "file"
+    if content is not None:
+        file.write_text(content)
+    backend = [] if flag == "--models" else ["--backend", "http://x"]
+    result = CliRunner().invoke(main, ["gateway", *backend, flag, str(file)])
+    assert result.exit_code == 2
+    assert said.format(file=file) in result.output
+
+
+def test_a_model_that_is_missing_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    with process([*VERBATIM, "up", "--model", str(file), "--port", "0"]) as up:
+        said = read_until(up, "The engine stopped by itself, with status 1")
+        assert f"Error: {file}: " in said
+        assert up.wait() == 1
 
 
 def flags_in_help(text: str) -> dict[str, tuple[str, str]]:
