@@ -123,7 +123,7 @@ def running(subject: Subject) -> Iterator[None]:
             subject.process.terminate()
 
 
-async def _until_ready(subject: Subject) -> None:
+async def until_ready(subject: Subject) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         tally = Tally()
@@ -161,7 +161,7 @@ async def _cell(subject: Subject, requests: int, concurrent: int, limit_s: float
 
 async def measure(subject: Subject, options: argparse.Namespace) -> None:
     """All loads on one subject."""
-    await _until_ready(subject)
+    await until_ready(subject)
     subject.idle_mb = subject.memory_mb()
     for concurrent in options.concurrent:
         # Connections are made and code is warm before anything is counted.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal, TextIO
 
 import msgspec
@@ -21,7 +23,7 @@ FIELDS = "fields"
 QUIET_ROUTES = frozenset({"/healthz", "/metrics"})
 """Asked every few seconds by machines; their lines are for debugging."""
 
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+")
+_PLAIN = re.compile(r"[\w.:/+-]+", re.ASCII)
 
 log = logging.getLogger("gateway.access")
 
@@ -31,6 +33,8 @@ def configure_logs(form: Literal["text", "json"], level: str, stream: TextIO = s
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    # Nothing in a line tells of them, and they are looked up for each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = logging.logAsyncioTasks = False
     # Libraries that talk of each of their calls below a warning.
     for name in ("asyncio", "httpcore", "httpx", "urllib3", "opentelemetry"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
@@ -64,7 +68,13 @@ class TextLines(logging.Formatter):
 
 
 def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second, rest = divmod(record.created, 1)
+    return f"{_second(second)}.{int(1000 * rest):03}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(second: float) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
@@ -79,7 +89,7 @@ def _one_line(text: str) -> str:
 
 def _word(value: object) -> str:
     text = str(value)
-    return text if text and _PLAIN.issuperset(text) else json.dumps(text, ensure_ascii=False)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def log_access(record: Record) -> None:
@@ -102,4 +112,6 @@ def log_access(record: Record) -> None:
         fields["own_s"] = round(own, 6)
     if record.body is not None:
         fields["body"] = record.body.decode("utf-8", "replace")
-    log.log(level, "%s %s", record.method, record.route, extra={FIELDS: fields})
+    # Made by hand: to find out where in the code a line comes from is half of what `log.info` costs.
+    words = (record.method, record.route)
+    log.handle(log.makeRecord(log.name, level, "", 0, "%s %s", words, None, extra={FIELDS: fields}))

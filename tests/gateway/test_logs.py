@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import io
 import json
 import logging
@@ -156,15 +157,17 @@ async def test_backends_and_upstreams_are_told_the_id(toy: ToyBackend) -> None:
 
 
 def test_a_line_is_a_line_whatever_is_in_it() -> None:
-    begin_recording(Record("a b"))
-    for formatter in (JsonLines(), TextLines()):
+    def written(formatter: logging.Formatter) -> str:
+        begin_recording(Record("a b"))
         with captured(formatter) as stream:
             logging.getLogger("x").warning("one\ntwo\x1b[31m", extra={logs.FIELDS: {"name": 'three\nfour "', "n": 5}})
-        text = stream.getvalue()
+        return stream.getvalue()
+
+    for formatter in (JsonLines(), TextLines()):
+        text = contextvars.copy_context().run(written, formatter)
         assert text.count("\n") == 1
         assert "\x1b" not in text
     assert text.endswith('WARNING x one\\ntwo\\u001b[31m request_id="a b" name="three\\nfour \\"" n=5\n')
-    begin_recording(Record())
 
 
 def test_exceptions_are_said_in_both_formats() -> None:
@@ -183,6 +186,8 @@ def test_a_process_logs_from_its_level_on(monkeypatch: pytest.MonkeyPatch) -> No
     stream = io.StringIO()
     # So that the handlers of the test runner are not closed.
     monkeypatch.setattr(root, "handlers", [])
+    for name in ("logThreads", "logProcesses", "logMultiprocessing", "logAsyncioTasks"):
+        monkeypatch.setattr(logging, name, True, raising=False)
     try:
         configure_logs("json", "warning", stream)
         logging.getLogger("x").info("not this")
