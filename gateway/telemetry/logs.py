@@ -34,7 +34,7 @@ def configure_logs(form: Literal["text", "json"], level: str, stream: TextIO = s
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     # Nothing in a line tells of them, and they are looked up for each.
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = logging.logAsyncioTasks = False
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # Libraries that talk of each of their calls below a warning.
     for name in ("asyncio", "httpcore", "httpx", "urllib3", "opentelemetry"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -186,8 +186,8 @@ def test_a_process_logs_from_its_level_on(monkeypatch: pytest.MonkeyPatch) -> No
     stream = io.StringIO()
     # So that the handlers of the test runner are not closed.
     monkeypatch.setattr(root, "handlers", [])
-    for name in ("logThreads", "logProcesses", "logMultiprocessing", "logAsyncioTasks"):
-        monkeypatch.setattr(logging, name, True, raising=False)
+    for name in ("logThreads", "logProcesses", "logMultiprocessing"):
+        monkeypatch.setattr(logging, name, True)
     try:
         configure_logs("json", "warning", stream)
         logging.getLogger("x").info("not this")
