@@ -1,11 +1,11 @@
 """Computes an answer again by verification alone, and compares it with its receipt.
 
-The recorded tokens are the draft: each call verifies a window as long as the backend takes, which is a pass for each
-window and not a step for each token. It is the loop of any verified answer (gateway.dvr) with all of its tokens
-recorded; so nothing that is recorded changes what the verifier says.
+The recorded tokens are the draft: each call verifies as many of them as fill the backend's shape, so that a pass takes
+G windows of W tokens, and none is computed twice. It is the loop of any verified answer (gateway.dvr) with all of its
+tokens recorded; so nothing that is recorded changes what the verifier says.
 
-A choice's windows follow one another, since each goes on from the keys and values of the one before, which the backend
-has cached; choices have nothing in common but their prompt, and share the passes of the backend's shape.
+A choice's calls follow one another, since each goes on from the keys and values of the one before, which the backend
+has cached. Choices have nothing in common but their prompt, and run at the same time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def _compare(
     recorded = [
         (id_, bits) for id_, (bits,) in zip(choice.tokens, struct.iter_unpack("4s", _bits(choice)), strict=True)
     ]
-    windows = (max(1, info.verify.window - 1),)
+    windows = (max(1, info.verify.groups * info.verify.window - 1),)  # a call adds a token of its own
     roles: tuple[Role, ...] = ("verify",)
     verifier = Verifier(info.fingerprint, info.vocab_size)
     position = 0
