@@ -57,6 +57,7 @@ bench: install
 	$(BIN)/python -m benchmarks.first_token $(BENCH)
 	$(BIN)/python -m benchmarks.lossless $(BENCH)
 	$(BIN)/python -m benchmarks.soak $(BENCH)
+	$(BIN)/python -m benchmarks.replay $(BENCH)
 	$(BIN)/python -m benchmarks.plots
 
 # The sdist, and the wheel built from it.
