@@ -11,7 +11,7 @@ BENCH ?=
 reference: install
 	PYTHONPATH=. $(BIN)/python scripts/settings_page.py > docs/settings.md
 
-.PHONY: reference install check test test-sglang fuzz bench dist check-dist audit audit-dependencies docs up demo clean
+.PHONY: reference install check test test-sglang fuzz bench dist check-dist audit audit-dependencies docs screenshots up demo clean
 
 install: .venv/installed
 
@@ -76,6 +76,10 @@ audit: install
 # Known vulnerabilities; needs the network.
 audit-dependencies: install
 	scripts/audit-dependencies.sh $(BIN)
+
+# The pictures in docs/images, in about five minutes: needs a Chromium.
+screenshots: install
+	VERBATIM_SCREENSHOTS=docs/images $(BIN)/pytest tests/test_screenshots.py
 
 up: install
 	$(BIN)/verbatim up

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from browser import NARROW, WIDE, Scheme, launch, needs_chromium, opened, violations
-from playwright.sync_api import Browser, Locator, Page, expect
+from browser import NARROW, WIDE, Scheme, launch, needs_chromium, opened, overflowing, violations
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 from served import served
 from toy_backend import DropAfter, HangAfter, Status, ToyBackend, on
 from toy_model import EOS, ToyModel, ids
@@ -48,7 +48,7 @@ class Restless(ToyBackend):
         events = super().stream(request)
         if self.logprobs and nth % 2:
             events[2] = with_token(events[2], logprob=events[2].tokens[0].logprob - 2**-20)
-        if self.words and nth % 3 and len(events) > PARTING:
+        if self.words and nth % 3 and len(events) == len(SAID) + 1:
             for place, char in enumerate("as its" if nth % 3 == 1 else "since ", PARTING):
                 events[place] = with_token(events[place], id=ids(char)[0])
         return events
@@ -120,7 +120,7 @@ def test_it_shows_what_differs_and_what_does_not(browser: Browser) -> None:
         expect(panel(page, "verified").get_by_role("listitem")).to_have_text(
             [f"Request {n}: complete, answer A" for n in range(1, 7)]
         )
-        expect(page.get_by_role("status")).to_have_text(re.compile("off: 3 different.*verified: 1 answer, 6 times"))
+        expect(page.get_by_role("status")).to_have_text(re.compile("off: 3 different.*verified: 1 answer, 6.times"))
 
 
 def test_words_that_agree_are_not_all(browser: Browser) -> None:
@@ -144,6 +144,29 @@ def test_a_broken_guarantee_is_an_alarm(browser: Browser) -> None:
         expect(headline(page, "verified")).to_have_text("1 answer, but 4 sets of logprobs")
         expect(panel(page, "verified").locator(".why")).to_contain_text("breaks the guarantee")
         expect(panel(page, "verified")).to_have_attribute("data-tone", "broken")
+
+
+def test_without_logprobs_characters_are_compared(browser: Browser) -> None:
+    def without(route: Route) -> None:
+        response = route.fetch()
+        body = re.sub(r'"logprobs":\{"content":\[.*?\],"refusal":null\}', '"logprobs":null', response.text())
+        route.fulfill(response=response, body=body)
+
+    with served(Restless()) as there, opened(browser, f"{there.url}/ui") as page:
+        page.route("**/v1/chat/completions", without)
+        run(page)
+        expect(panel(page, "off").locator(".why")).to_have_text(f"First differs at character {PARTING + 1}.")
+        expect(headline(page, "verified")).to_have_text("1 answer, 4 times")
+        expect(panel(page, "verified").locator(".why")).to_contain_text("Compared by their text")
+
+
+def test_answers_out_of_the_log_are_said_to_be(browser: Browser) -> None:
+    text = "version: 1\nanonymous: a\ntenants: {a: {cache: {scope: tenant, from_client: false}}}\n"
+    policies = FixedPolicy(load_policy(text, "policy.yaml"))
+    with served(ToyBackend(model=scripted()), policies=policies) as there, opened(browser, f"{there.url}/ui") as page:
+        run(page)
+        run(page)
+        expect(panel(page, "verified").locator(".why")).to_contain_text("4 of them came out of the commit log")
 
 
 def test_answers_nobody_verified_are_not_called_verified(browser: Browser) -> None:
@@ -297,7 +320,7 @@ def test_axe_finds_nothing(browser: Browser, scheme: Scheme, width: int) -> None
         assert violations(page) == []
         run(page, repeats=6)
         assert violations(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert overflowing(page) == []
 
 
 def test_who_wants_no_motion_gets_none(browser: Browser) -> None:

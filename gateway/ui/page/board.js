@@ -33,7 +33,7 @@ export function openBoard(root) {
     const modes = Object.keys(now.modes).sort((a, b) => order(a) - order(b));
     card("gateway", "This gateway", gatewayOf(now), gateway, true);
     card("requests", "Requests per second", perMode(looks, modes, (mode) => sum(mode?.requests)), rateLines);
-    card("tokens", "Answered tokens per second", perMode(looks, modes, (mode) => mode?.tokens?.completion ?? 0, 10), rateLines);
+    card("tokens", "Answered tokens per second", perMode(looks, modes, (mode) => mode?.tokens?.completion ?? 0), rateLines);
     card("windows", "Windows that agreed", windowsOf(looks), windows);
     card("rollbacks", "Rollbacks by position in the answer", now.work.rolled_back_at, rollbacks);
     card("latency", "Latency", latencyOf(looks, modes), latency);
@@ -85,8 +85,8 @@ function gateway({ state, up, policy, places, refusals, conflicts }) {
   ];
 }
 
-function perMode(looks, modes, pick, over = 5) {
-  return modes.map((mode) => ({ mode, values: rates(looks, (look) => pick(look.modes[mode]), over) }));
+function perMode(looks, modes, pick) {
+  return modes.map((mode) => ({ mode, values: rates(looks, (look) => pick(look.modes[mode])) }));
 }
 
 function rateLines(series, width) {
@@ -101,8 +101,8 @@ function rateLines(series, width) {
 function windowsOf(looks) {
   const pick = (name) => (look) => look.work.windows[name] ?? 0;
   const [agreed, back, undrafted] = ["agreed", "rolled_back", "undrafted"].map((name) => gained(looks, pick(name)));
-  const both = rates(looks, (look) => pick("agreed")(look) + pick("rolled_back")(look), 15);
-  const share = rates(looks, pick("agreed"), 15).map((rate, index) => (both[index] > 0 ? rate / both[index] : null));
+  const both = rates(looks, (look) => pick("agreed")(look) + pick("rolled_back")(look));
+  const share = rates(looks, pick("agreed")).map((rate, index) => (both[index] > 0 ? rate / both[index] : null));
   return { agreed, back, undrafted, share };
 }
 
@@ -133,9 +133,9 @@ function rollbacks(histogram, width) {
   const count = histogram ? total(histogram) : 0;
   if (count === 0) return h("p", { class: "note" }, "No draft was rolled back since the start.");
   const found = bars(histogram);
-  const label = `Rollbacks by position: ${found.filter((bar) => bar.count).map((bar) => `${bar.label}: ${bar.count}`).join(", ")}`;
+  const label = `Rollbacks by position: ${found.filter((bar) => bar.count).map((bar) => `${bar.range}: ${bar.count}`).join(", ")}`;
   return [
-    h("p", { class: "figure" }, h("strong", {}, String(count)), " since the start, by the first token that fell"),
+    h("p", { class: "figure" }, h("strong", {}, String(count)), " since the start, by the position of the first token that fell"),
     columns(found, { width, label, colour: "off" }),
   ];
 }
@@ -150,36 +150,34 @@ function latencyOf(looks, modes) {
 
 function latency(rows) {
   if (rows.length === 0) return h("p", { class: "note" }, "No requests yet.");
-  const cell = (times, index) => h("td", {}, times ? milliseconds(times[index]) : "–");
+  const line = (name, which, index) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, name),
+      rows.map((row) => h("td", {}, row[which] ? milliseconds(row[which][index]) : "–")),
+    );
   return [
     h(
       "table",
       {},
       h("caption", { class: "unseen" }, `Latency ${OVER}`),
-      h(
-        "thead",
-        {},
-        h("tr", {}, h("th", { scope: "col", rowspan: "2" }, "Mode"), group("First token"), group("Between tokens")),
-        h("tr", {}, ...["p50", "p95", "p50", "p95"].map((name) => h("th", { scope: "col" }, name))),
-      ),
+      h("thead", {}, h("tr", {}, h("td", {}), rows.map(({ mode }) => modeName(mode)))),
       h(
         "tbody",
         {},
-        rows.map(({ mode, first, between }) =>
-          h("tr", {}, modeName(mode), cell(first, 0), cell(first, 1), cell(between, 0), cell(between, 1)),
-        ),
+        line("First token, median", "first", 0),
+        line("First token, p95", "first", 1),
+        line("Between tokens, median", "between", 0),
+        line("Between tokens, p95", "between", 1),
       ),
     ),
     h("p", { class: "note" }, `Estimated from buckets, ${OVER}.`),
   ];
 }
 
-function group(name) {
-  return h("th", { scope: "colgroup", colspan: "2" }, name);
-}
-
 function modeName(mode) {
-  return h("th", { scope: "row" }, h("span", { class: `swatch ${COLOURS[mode] ?? "g4"}` }), mode);
+  return h("th", { scope: "col" }, h("span", { class: `swatch ${COLOURS[mode] ?? "g4"}` }), mode);
 }
 
 function log({ served, in_flight, memory, shared, conflicts }, width) {

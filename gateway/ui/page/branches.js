@@ -11,13 +11,13 @@ const RIGHT = 52;
 const BEND = 22;
 
 /** The picture of `groups` (see compare.js) of `answers`, `width` pixels wide, for answers of up to `most` tokens. */
-export function draw(groups, answers, { width, most, first, label }) {
+export function draw(groups, answers, { width, most, first, unit, label }) {
   const strands = groups.reduce((sum, group) => sum + group.members.length, 0);
   const height = TOP + Math.max(strands * SPACING + (groups.length - 1) * GAP, 40) + BOTTOM;
   const picture = s("svg", { class: "branches", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
   const x = (position) => LEFT + (position / most) * (width - LEFT - RIGHT);
-  picture.append(axis(x, most, height));
-  if (first !== null) picture.append(divide(x(first), first, width, height));
+  picture.append(axis(x, most, height, unit));
+  if (first !== null) picture.append(divide(x(first), `differs at ${unit} ${first + 1}`, width, height));
   if (groups.length === 0) return picture;
 
   const rows = leafRows(groups, height);
@@ -91,23 +91,23 @@ function grow(groups, from) {
   return { groups, from, to, children: [...parts.values()].map((part) => grow(part, to)) };
 }
 
-function axis(x, most, height) {
-  const step = [1, 2, 4, 8, 16, 32, 64, 128].find((size) => most / size <= 6);
+function axis(x, most, height, unit) {
+  const step = 2 ** Math.max(0, Math.ceil(Math.log2(most / 6)));
   const ticks = s("g", { class: "axis" });
   for (let position = step; position <= most; position += step) {
     ticks.append(s("line", { x1: x(position), x2: x(position), y1: TOP - 4, y2: height - BOTTOM + 4 }));
     ticks.append(s("text", { x: x(position), y: height - 5, "text-anchor": "middle" }, String(position)));
   }
-  ticks.append(s("text", { x: LEFT, y: height - 5 }, "token"));
+  ticks.append(s("text", { x: LEFT, y: height - 5 }, unit));
   return ticks;
 }
 
-function divide(at, first, width, height) {
-  const right = at > width * 0.7;
+function divide(at, words, width, height) {
+  const right = at + 150 > width;
   return s(
     "g",
     { class: "divide" },
     s("line", { x1: at, x2: at, y1: 4, y2: height - BOTTOM + 4 }),
-    s("text", { x: right ? at - 6 : at + 6, y: 14, "text-anchor": right ? "end" : "start" }, `first differs at token ${first + 1}`),
+    s("text", { x: right ? at - 6 : at + 6, y: 14, "text-anchor": right ? "end" : "start" }, words),
   );
 }

@@ -65,6 +65,8 @@ export function verdict(answers) {
     /** The first token, from 0, in which any two differ; null where none do. */
     firstDifference: partings.length ? Math.min(...partings) : null,
     scored,
+    /** What answers are compared by: characters where they came without logprobs, and so without tokens. */
+    unit: answers.some((answer) => answer.tokens.some((token) => token.logprob === null)) ? "character" : "token",
     /** Distinct answers, logprobs counted in; null where they came without. */
     bitwise: versions.count,
     firstLogprobDifference: versions.first,

@@ -7,7 +7,6 @@ import { authorization, keepKey, readKey } from "./keys.js";
 import { remember } from "./rates.js";
 
 const EVERY_MS = 1000;
-const LOCKED = [401, 403];
 
 /** `show` starts and stops the looking. */
 export function openDashboard() {
@@ -26,13 +25,12 @@ export function openDashboard() {
       if (shown) board.render(looks);
     } catch (error) {
       if (!(error instanceof AskError)) throw error;
-      said(LOCKED.includes(error.status) && !readKey("admin") && error.status === 401 ? null : error.message);
-      if (LOCKED.includes(error.status)) {
-        looks = [];
-        byId("board").hidden = true;
+      if (error.status === 401) {
+        said(readKey("admin") ? `This key does not open it: ${error.message}` : null);
         unlock(true);
         return;
       }
+      said(error.message);
     }
     next(EVERY_MS);
   }

@@ -8,7 +8,7 @@ import { say } from "./verdict.js";
 const TITLES = { off: "Mode off", verified: "Mode verified" };
 const LETTERS = "ABCDEFGHIJKLMNOP";
 
-/** A panel in `root`. `render` draws what is known of the answers now, and returns the verdict in words. */
+/** A panel in `root`. `render` draws what is known of the answers now, and returns the verdict. */
 export function openPanel(root) {
   const mode = root.dataset.mode;
   const headline = h("p", { class: "headline" });
@@ -35,12 +35,12 @@ export function openPanel(root) {
     const longest = Math.max(1, ...answers.map((answer) => answer.tokens.length));
     const width = Math.max(240, picture.clientWidth);
     const label = `${said.headline}. ${said.why}`;
-    const options = { width, most: running ? most : longest, first: found.firstDifference, label };
+    const options = { width, most: running ? most : longest, first: found.firstDifference, unit: found.unit, label };
     picture.replaceChildren(...(answers.length > 0 ? [draw(found.groups, answers, options)] : []));
     dots.replaceChildren(...answers.map((answer, index) => dot(answer, index, found.groups)));
     troubles.replaceChildren(...troublesOf(answers));
     cards.replaceChildren(...found.groups.map((group, index) => card(group, index, found, answers, running)));
-    return `${TITLES[mode]}: ${said.headline}. ${said.why}`;
+    return { title: TITLES[mode], ...said };
   }
 
   return { render };
@@ -84,7 +84,7 @@ function card(group, index, found, answers, running) {
       {},
       h("span", { class: "letter", "aria-hidden": "true" }, LETTERS[index]),
       h("h3", {}, h("span", { class: "unseen" }, `Answer ${LETTERS[index]}: `), title),
-      index > 0 && h("span", { class: "parts" }, partsFrom(group, found.groups.slice(0, index))),
+      index > 0 && h("span", { class: "parts" }, partsFrom(group, found.groups.slice(0, index), found.unit)),
     ),
     h("p", { class: "answer" }, ...spelled(group, marks), running && !group.ended ? h("span", { class: "caret" }) : null),
     running ? null : h("p", { class: "bits" }, bits(group, answers)),
@@ -92,10 +92,10 @@ function card(group, index, found, answers, running) {
 }
 
 /** Which of the answers above it went along with the longest. */
-function partsFrom(group, earlier) {
+function partsFrom(group, earlier, unit) {
   const places = earlier.map((other) => parting(group, other));
   const last = Math.max(...places);
-  return `parts from ${LETTERS[places.indexOf(last)]} at token ${last + 1}`;
+  return `parts from ${LETTERS[places.indexOf(last)]} at ${unit} ${last + 1}`;
 }
 
 /** The text, what all answers share and the tokens at which others part from it set off. */
@@ -104,7 +104,8 @@ function spelled(group, marks) {
   let from = 0;
   for (const mark of marks) {
     parts.push(h("span", { class: from === 0 ? "shared" : "own" }, text(group.tokens.slice(from, mark))));
-    parts.push(h("mark", {}, visible(group.tokens[mark])));
+    const [, space, word] = /^(\s*)(.*)$/s.exec(visible(group.tokens[mark]));
+    parts.push(space, h("mark", {}, word));
     from = mark + 1;
   }
   return [...parts, text(group.tokens.slice(from))];

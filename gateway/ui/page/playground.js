@@ -1,7 +1,7 @@
 // The playground: asks one thing many times in both modes under the same load, and shows what came.
 
 import { AskError, ask, listModels } from "./ask.js";
-import { byId, plural } from "./dom.js";
+import { byId, h, plural } from "./dom.js";
 import { keepKey, readKey } from "./keys.js";
 import { keepBusy } from "./load.js";
 import { openPanel } from "./panel.js";
@@ -20,10 +20,14 @@ export function openPlayground() {
   let dirty = false;
 
   function render() {
-    const words = MODES.map((mode) => panels[mode].render(answers[mode], { ...shown, running: run !== null }));
+    const said = MODES.map((mode) => panels[mode].render(answers[mode], { ...shown, running: run !== null }));
+    byId("summary").hidden = shown.asked === 0;
+    byId("summary").replaceChildren(
+      ...said.map(({ title, tone, headline }) => h("p", { "data-tone": tone }, h("span", {}, title), ` ${headline}`)),
+    );
     const done = MODES.flatMap((mode) => answers[mode]).filter((answer) => answer.state === "done").length;
     byId("progress").textContent = run ? `${done} of ${2 * shown.asked} answers are complete.` : "";
-    return words;
+    return said.map(({ title, headline, why }) => `${title}: ${headline}. ${why}`);
   }
 
   function renderSoon() {
@@ -50,11 +54,14 @@ export function openPlayground() {
     const loading = keepBusy({ ...plan, most: plan.load, signal: load.signal }, (words) =>
       trouble(`The answers were compared with less load than asked for: ${words}`),
     );
-    await Promise.all(MODES.map((mode) => askAll(mode, plan, signal)));
-    load.abort();
-    await loading;
-    run = null;
-    busy(false);
+    try {
+      await Promise.all(MODES.map((mode) => askAll(mode, plan, signal)));
+    } finally {
+      load.abort();
+      await loading;
+      run = null;
+      busy(false);
+    }
     announce(render().join(" "));
     locked(MODES.flatMap((mode) => answers[mode]).find((answer) => answer.error?.status === 401)?.error);
   }

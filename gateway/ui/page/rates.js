@@ -10,7 +10,7 @@ export function remember(looks, look) {
 }
 
 /** What `pick` sums up, per second, at each look: over the `over` looks before it. Null where there is none before. */
-export function rates(looks, pick, over = 5) {
+export function rates(looks, pick, over = 10) {
   return looks.map((look, index) => {
     const before = looks[Math.max(0, index - over)];
     return look === before ? null : (pick(look) - pick(before)) / (look.up_s - before.up_s);
@@ -52,12 +52,13 @@ export function sum(counts) {
   return Object.values(counts ?? {}).reduce((all, count) => all + count, 0);
 }
 
-/** The bars of a histogram of whole numbers, without the empty ones at its end: `[{label, count}]`. */
+/** The bars of a histogram of whole numbers, without the empty ones at its end: `[{range, label, count}]`. */
 export function bars({ bounds, counts }) {
   const all = counts.map((count, index) => {
     const from = index === 0 ? 0 : bounds[index - 1] + 1;
-    if (index === bounds.length) return { label: `${from}+`, count };
-    return { label: from >= bounds[index] ? `${bounds[index]}` : `${from}–${bounds[index]}`, count };
+    if (index === bounds.length) return { range: `${from} and on`, label: `>${bounds.at(-1)}`, count };
+    const range = from >= bounds[index] ? `${bounds[index]}` : `${from} to ${bounds[index]}`;
+    return { range, label: from >= bounds[index] ? range : `≤${bounds[index]}`, count };
   });
   const last = all.findLastIndex(({ count }) => count > 0);
   return all.slice(0, Math.max(last + 1, Math.min(8, all.length)));

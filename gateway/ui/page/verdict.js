@@ -50,14 +50,14 @@ function finished(mode, found) {
   }
   const cached = found.cached > 0 ? ` ${found.cached} of them came out of the commit log.` : "";
   const why = `Every token and every logprob is equal, to the last bit.${cached}`;
-  return { tone: "good", headline: `1 answer, ${count} times, bit for bit`, why };
+  return { tone: "good", headline: `1 answer, ${count}\u00a0times, bit\u00a0for\u00a0bit`, why };
 }
 
 function where(found) {
   if (found.firstDifference === null) return "";
   const logprobs = found.firstLogprobDifference;
   const earlier = logprobs !== null && logprobs < found.firstDifference;
-  return `First differs at token ${found.firstDifference + 1}.${earlier ? ` Logprobs differ from token ${logprobs + 1} on.` : ""}`;
+  return `First differs at ${found.unit} ${found.firstDifference + 1}.${earlier ? ` Logprobs differ from token ${logprobs + 1} on.` : ""}`;
 }
 
 function cause(found) {

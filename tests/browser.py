@@ -49,3 +49,13 @@ def violations(page: Page) -> list[str]:
     """What axe finds wrong with the page as it stands, by the rules of WCAG 2.2 AA and good practice."""
     found = Axe().run(page).response["violations"]
     return [f"{each['id']}: {node['html']}: {node['failureSummary']}" for each in found for node in each["nodes"]]
+
+
+def overflowing(page: Page) -> list[str]:
+    """Boxes whose content is wider than they are."""
+    find = (
+        "() => [...document.querySelectorAll('html, section, article, form')]"
+        ".filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.id || box.textContent)"
+    )
+    found: list[str] = page.evaluate(find)
+    return found
