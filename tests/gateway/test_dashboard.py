@@ -89,7 +89,7 @@ def test_it_shows_what_happens(browser: Browser) -> None:
         ask(there.url, 4, verified=False)
         rate = card(page, "Requests per second").get_by_role("img")
         expect(rate).to_have_accessible_name(re.compile(r"off: 0\.[1-9]|off: [1-9]"))
-        first = card(page, "Latency").get_by_role("row", name=re.compile("^First token, median"))
+        first = card(page, "Latency").get_by_role("row", name=re.compile("^First token, p50"))
         expect(first.get_by_role("cell").first).to_contain_text("ms")
 
 

@@ -113,7 +113,11 @@ def test_it_shows_what_differs_and_what_does_not(browser: Browser) -> None:
         assert sorted(cards.locator("mark").all_text_contents()) == ["a", "b", "s"]
         expect(cards.locator(".shared")).to_have_text(["The sky is blue "] * 3)
         expect(cards.nth(1).locator(".parts")).to_have_text(f"parts from A at token {PARTING + 1}")
-        expect(panel(page, "off").get_by_role("img")).to_have_accessible_name(re.compile("3 different answers"))
+        picture = panel(page, "off").get_by_role("img")
+        expect(picture).to_have_accessible_name(re.compile("3 different answers"))
+        expect(picture.locator(".leaf")).to_have_text(["2×"] * 3)  # noqa: RUF001  # as the page writes it
+        expect(picture.locator(".divide")).to_have_text(f"differs at token {PARTING + 1}")
+        expect(picture.locator(".strand.trunk")).to_have_count(6)
 
         expect(headline(page, "verified")).to_have_text("1 answer, 6 times, bit for bit")
         expect(panel(page, "verified").locator(".answer")).to_have_text([SAID])

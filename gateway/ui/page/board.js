@@ -166,9 +166,9 @@ function latency(rows) {
       h(
         "tbody",
         {},
-        line("First token, median", "first", 0),
+        line("First token, p50", "first", 0),
         line("First token, p95", "first", 1),
-        line("Between tokens, median", "between", 0),
+        line("Between tokens, p50", "between", 0),
         line("Between tokens, p95", "between", 1),
       ),
     ),

@@ -20,8 +20,8 @@ export function draw(groups, answers, { width, most, first, unit, label }) {
   if (first !== null) picture.append(divide(x(first), `differs at ${unit} ${first + 1}`, width, height));
   if (groups.length === 0) return picture;
 
-  const rows = leafRows(groups, height);
   const root = grow(groups.map((group, index) => ({ ...group, index })), 0);
+  const rows = leafRows(leaves(root), height);
   const lines = s("g", {});
   const heads = s("g", {});
   trace(root, null, null);
@@ -36,6 +36,7 @@ export function draw(groups, answers, { width, most, first, unit, label }) {
   /** Draws a node's strands from where its parent left them. */
   function trace(node, parent, parentY) {
     const members = node.groups.flatMap((group) => group.members.map((member) => ({ member, row: rows[group.index] })));
+    members.sort((a, b) => a.row.at(a.member) - b.row.at(b.member));
     const middle = members.reduce((sum, { member, row }) => sum + row.at(member), 0) / members.length;
     const spots = new Map();
     members.forEach(({ member }, rank) => spots.set(member, middle + (rank - (members.length - 1) / 2) * SPACING));
@@ -63,18 +64,25 @@ export function draw(groups, answers, { width, most, first, unit, label }) {
   }
 }
 
-/** Where each group's strands end up, from the top. */
+/** The groups in the tree's own order, in which no strands cross. */
+function leaves(node) {
+  return node.children.length > 0 ? node.children.flatMap(leaves) : node.groups;
+}
+
+/** Where each group's strands end up, from the top: by the group's index. */
 function leafRows(groups, height) {
   const total = groups.reduce((sum, group) => sum + group.members.length * SPACING, 0) + (groups.length - 1) * GAP;
   let y = TOP + (height - TOP - BOTTOM - total) / 2;
-  return groups.map(({ members }) => {
+  const rows = [];
+  for (const { index, members } of groups) {
     const top = y + SPACING / 2;
     y += members.length * SPACING + GAP;
-    return {
+    rows[index] = {
       middle: top + ((members.length - 1) * SPACING) / 2,
       at: (member) => top + members.indexOf(member) * SPACING,
     };
-  });
+  }
+  return rows;
 }
 
 /** The tree of groups that agree from token `from` on until they part. */
