@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
-from backend.engine.engine import Engine
 from backend.engine.tasks import DecodeTask, Scored, Task, VerifyTask
-from backend.protocol import Batching, Sampling
+from backend.protocol import Batching, Info, Sampling
+from benchmarks.grammars import TakesCalls
 from benchmarks.prompts import Prompts
 from gateway.domain import Counts, Finish, Job, Token
 from gateway.dvr import Command, Decode, Decoded, Draft, Loop, Verdict, Verifier, Verify
@@ -80,10 +81,17 @@ class News:
     time_s: float
 
 
+class Serves(TakesCalls, Protocol):
+    """An engine, or what behaves as one."""
+
+    @property
+    def info(self) -> Info: ...
+
+
 class Traffic:
     """The completions in flight on one engine."""
 
-    def __init__(self, engine: Engine, way: Way):
+    def __init__(self, engine: Serves, way: Way):
         self._engine = engine
         self._way = way
         self._verifier = Verifier(engine.info.fingerprint, engine.info.vocab_size)

@@ -269,7 +269,7 @@ class Engine:
                 self._scheduler.fail(span.task)
                 self._listeners.pop(span.task).failed(EngineError(str(error)))
             return
-        self._observe(work, self._pass_clock() - began)
+        self._scheduler.observe(work, self._pass_clock() - began)
         self._totals.add_pass(work, time.perf_counter() - started)
         outcome = self._scheduler.apply(work, chosen)
         for task, why in outcome.broken:
@@ -285,15 +285,6 @@ class Engine:
                 self._totals.add_ended(span.task)
                 del self._listeners[span.task]
                 listener.ended()
-
-    def _observe(self, work: Pass, seconds: float) -> None:
-        """Keep the costs current; prompts say nothing of decoding and are left out."""
-        counts = [span.count for span in work.spans]
-        context = sum(span.start + span.count for span in work.spans) / len(counts)
-        if max(counts) == 1:
-            self._costs.observe(work.lane, len(counts), context, seconds)
-        elif work.lane == "fixed" and max(counts) <= self.info.verify.window:
-            self._costs.observe("window", sum(counts), context, seconds)
 
 
 def _coincide(fast: Ops, runner: Runner, config: ModelConfig, shape: VerifyShape, fixed_digest: str) -> bool:

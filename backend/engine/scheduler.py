@@ -134,6 +134,15 @@ class Scheduler:
                 return work
         return None
 
+    def observe(self, done: Pass, seconds: float) -> None:
+        """Keep the costs current with what a pass took; prompts say nothing of decoding and are left out."""
+        counts = [span.count for span in done.spans]
+        context = sum(span.start + span.count for span in done.spans) / len(counts)
+        if max(counts) == 1:
+            self._costs.observe(done.lane, len(counts), context, seconds)
+        elif done.lane == "fixed" and max(counts) <= self._shape.window:
+            self._costs.observe("window", sum(counts), context, seconds)
+
     def apply(self, done: Pass, chosen: Sequence[Sequence[Scored | Unchosen]]) -> Outcome:
         """Take a pass's results: `choices` for each span. A row without a token breaks its task, unless it lies behind
         a refused draft.
