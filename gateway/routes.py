@@ -104,10 +104,10 @@ def build_router(
         caller = await caller_of(request)
         return JSONResponse(card(models.model(model, caller.sees)))
 
-    @router.get("/v1/receipts/{id_}")
-    async def get_receipt(request: Request, id_: str) -> Response:
+    @router.get("/v1/receipts/{id}")
+    async def get_receipt(request: Request) -> Response:
         caller = await caller_of(request)
-        receipt = await notary.find(caller.tenant, id_)
+        receipt = await notary.find(caller.tenant, request.path_params["id"])
         if receipt is None:
             raise ReceiptNotFound("there is no such receipt", param="id")
         return Response(receipt, media_type=JSON)

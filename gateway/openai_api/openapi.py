@@ -55,9 +55,9 @@ def openapi_document(models: Sequence[str]) -> Json:
         "get": _get("id", "object", "created", "owned_by")
         | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": _names(models)}]}
     }
-    paths["/v1/receipts/{id_}"] = {
+    paths["/v1/receipts/{id}"] = {
         "get": _get("statement", "signature")
-        | {"parameters": [{"name": "id_", "in": "path", "required": True, "schema": {"type": "string"}}]}
+        | {"parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]}
     }
     paths["/.well-known/verbatim-receipts.json"] = {"get": _get("keys")}
     for path, (parts, rules) in bodies.items():

@@ -6,7 +6,10 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
+import signal
 import struct
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,19 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from answers import error, events
-from conftest import Gateway, launch_gateway
+from conftest import Gateway, launch_gateway, launch_models
 from redis.asyncio import Redis
 from redis_process import RedisProcess
-from toy_backend import Drop, ToyBackend
-from toy_model import EOS, ToyModel, ids
+from toy_backend import Drop, ToyBackend, Wait
+from toy_model import EOS, FILES, ToyModel, ids
+from toy_tools import CALL, TEMPLATE, TIME, WEATHER
 
+from gateway.models_file import ModelConfig, UpstreamConfig
 from gateway.receipts.chain import prompt_digest
 from gateway.receipts.key_files import KeyFileError, KeyFolder, public_pem, read_keys, write_new_key
 from gateway.receipts.keys import PublicKeys, read_jwks
-from gateway.receipts.receipt import Receipt
-from gateway.receipts.stores import ENTRY_BYTES, MemoryReceipts, RedisReceipts
+from gateway.receipts.receipt import Receipt, parse
+from gateway.receipts.stores import ENTRY_BYTES, MemoryReceipts, RedisReceipts, name_of
 from gateway.redis_connection import RedisConnection
 from policies.api_keys import new_key
 from policies.document import FixedPolicy
@@ -170,6 +176,44 @@ async def test_an_answer_that_broke_off_has_no_receipt(toy: ToyBackend, keys: Pa
         assert gateway.notary.counts == {"kept": 0, "local": 0, "lost": 0}
 
 
+async def test_an_answer_whose_client_left_has_no_receipt(toy: ToyBackend, keys: Path) -> None:
+    gate = asyncio.Event()
+    toy.wants_draft = False
+    toy.faults = lambda path, nth: Wait(gate) if path == "/v1/verify" and nth == 2 else None
+    async with receipting(toy.url, keys) as gateway:
+        body = {"model": "toy", "prompt": "hi", "stream": True, "max_tokens": 30}
+        async with gateway.http.stream("POST", "/v1/completions", json=body) as response:
+            id_ = response.headers[ID]
+            await anext(response.aiter_bytes())
+            await toy.hung.acquire()
+        await gateway.models.admission.wait_idle()
+        gate.set()
+        error(await gateway.http.get(f"/v1/receipts/{id_}"), 404)
+        assert gateway.notary.counts == {"kept": 0, "local": 0, "lost": 0}
+
+
+async def test_tools_and_grammars_are_in_it_hit_or_miss(keys: Path) -> None:
+    """Whatever shows the tokens, the receipt holds the tokens; and the grammar that they were kept to."""
+    files = msgspec.structs.replace(FILES, chat_template=TEMPLATE)
+    asks: list[dict[str, Any]] = [
+        {"tools": [WEATHER, TIME], "max_tokens": 90},
+        {"regex": "[a-z]+", "max_tokens": 5},
+        {"response_format": {"type": "json_object"}, "max_tokens": 5, "stream": True},
+    ]
+    async with (
+        ToyBackend(model=ToyModel([*ids(CALL), EOS]), files=files) as toy,
+        receipting(toy.url, keys, policy(rest=", cache: {scope: tenant}")) as gateway,
+    ):
+        for fields in asks:
+            miss, hit = [await gateway.chat(**fields) for _ in range(2)]
+            one, other = [(await receipt_of(gateway, response)).statement for response in (miss, hit)]
+            assert (one.issued.cache, other.issued.cache) == ("lead", "hit")
+            assert replace(other, issued=one.issued) == one
+            tokens = one.answer.choices[0].tokens
+            assert tokens == tuple([*ids(CALL), EOS][: len(tokens)])
+            assert (one.answer.sampling.grammar is not None) == ("tools" not in fields)
+
+
 # --- whose they are --------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +338,40 @@ async def test_a_redis_in_trouble_loses_no_receipt_in_silence(
             server.thaw()
 
 
+async def test_a_redis_that_takes_nothing_loses_no_receipt_either(
+    toy: ToyBackend, keys: Path, server: RedisProcess
+) -> None:
+    async with (
+        Redis.from_url(server.url) as redis,
+        shared(server) as store,
+        receipting(toy.url, keys, receipts=store) as gateway,
+    ):
+        await redis.config_set("maxmemory", 1)
+        try:
+            response = await gateway.chat(max_tokens=3)
+        finally:
+            await redis.config_set("maxmemory", 0)
+        assert response.headers[KEPT] == "local"
+        await receipt_of(gateway, response)
+        # What somebody else put there is no receipt.
+        other = "vr_" + "0" * 32
+        await redis.rpush(f"verbatim:receipt:{name_of('a', other)}", "x")
+        error(await gateway.http.get(f"/v1/receipts/{other}"), 503)
+
+
+async def test_a_request_handed_on_to_an_upstream_has_no_receipt_and_is_told_so(toy: ToyBackend, keys: Path) -> None:
+    """Before anything goes to the upstream, at which nobody listens."""
+    upstream = UpstreamConfig("http://127.0.0.1:1/v1", "toy", None)
+    configs = (ModelConfig("toy", (toy.url,), upstreams=(upstream,)),)
+    text = "version: 1\nanonymous: a\ntenants: {a: {receipts: {mode: on_request}}}\n"
+    policies = FixedPolicy(load_policy(text, "p.yaml"))
+    async with launch_models(configs, policies=policies, receipt_keys=str(keys)) as gateway:
+        said = error(await gateway.chat(headers={ID: "true"}), 400)
+        assert said["param"] == "X-Verbatim-Receipt" and "mode off verifies nothing" in said["message"]
+        verified = {ID: "true", "x-verbatim-determinism": "verified"}
+        await receipt_of(gateway, await gateway.chat(headers=verified, max_tokens=2))
+
+
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
@@ -356,3 +434,29 @@ async def test_a_policy_that_demands_receipts_needs_a_key(tmp_path: Path) -> Non
     file.write_text(quiet + "models: {m: {receipts: {mode: always}}}\n")
     await policies.reload()
     assert (policies.current, policies.failures) == (before, 1)
+
+
+async def test_a_running_gateway_takes_a_new_key_on_sighup(toy: ToyBackend, tmp_path: Path) -> None:
+    path, folder = tmp_path / "policy.yaml", tmp_path / "keys"
+    path.write_text("version: 1\nanonymous: a\ntenants: {a: {receipts: {mode: always}}}\n")
+    write_new_key(folder, datetime(2030, 1, 1, tzinfo=UTC))
+    argv = [sys.executable, "-m", "gateway.cli", "gateway", "--backend", toy.url, "--policy", str(path), "--port", "0"]
+    argv += ["--receipt-keys", str(folder)]
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    gateway = await asyncio.create_subprocess_exec(*argv, cwd=root, env=env, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert gateway.stdout is not None
+        url = (await gateway.stdout.readline()).decode().rpartition("Serving on ")[2].strip().removesuffix("/v1")
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
+            _, second = write_new_key(folder, datetime(2030, 2, 1, tzinfo=UTC))
+            gateway.send_signal(signal.SIGHUP)
+            while len((await client.get("/.well-known/verbatim-receipts.json")).json()["keys"]) < 2:
+                pass
+            body = {"model": "toy", "prompt": "hi", "max_tokens": 2, "is_deterministic": True}
+            answer = await client.post("/v1/completions", json=body)
+            receipt = parse((await client.get(f"/v1/receipts/{answer.headers[ID]}")).content)
+            assert receipt.signature.kid == second.public.kid
+    finally:
+        gateway.terminate()
+    assert await gateway.wait() == 0
