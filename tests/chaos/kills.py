@@ -3,7 +3,8 @@
     python -m tests.chaos.kills --kills 50
 
 Two engines over a tiny random model, in processes of their own; each time it is the one that is at work that dies.
-Every answer is held against the undisturbed one, event by event. Ends with 1 where one differs.
+Every answer is held against the undisturbed one, event by event. Ends with 1 where one differs, and writes
+benchmarks/results/kills.json.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from conftest import Gateway, launch_models  # noqa: E402
 from engine_process import KEYS, EngineProcess, stream, until_well  # noqa: E402
 from redis_process import free_port  # noqa: E402
 
+from benchmarks.report import circumstances, write  # noqa: E402
 from gateway.models_file import ModelConfig  # noqa: E402
 from tests.backend.tiny_gguf import write_gguf  # noqa: E402
 
@@ -78,6 +80,7 @@ def main() -> None:
         "behind_events": [after for after, _, _ in seen],
     }
     sys.stdout.write(json.dumps(said) + "\n")
+    write("kills", circumstances(threads=1) | said)
     sys.exit(right != options.kills)
 
 
