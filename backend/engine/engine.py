@@ -37,7 +37,7 @@ from backend.settings import EngineSettings
 
 _PREFILL_ROWS = 256
 _MAX_RUNNING = 64
-_GROUP_WAIT = 8
+_GROUP_WAIT = 4
 
 log = logging.getLogger(__name__)
 
