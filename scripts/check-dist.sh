@@ -45,6 +45,7 @@ until grep -q 'Stop with Ctrl-C' up.out; do
     sleep 0.2
 done
 said "verbatim up"
+curl --silent --fail "http://127.0.0.1:$port/ui" "http://127.0.0.1:$port/ui/main.js" >/dev/null
 since=$SECONDS
 ask='{"model": "smollm2-135m-instruct", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16, "is_deterministic": true}'
 for answer in one two; do

@@ -21,8 +21,9 @@ Scheme = Literal["light", "dark"]
 @contextmanager
 def launch() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        # As root, which CI is, Chromium runs without its sandbox only.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        # As root, which CI is, Chromium runs without its sandbox only; containers have little shared memory.
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         try:
             yield browser
         finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from browser import NARROW, Scheme, launch, needs_chromium, opened
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FloatRect, Page, expect
 from up_process import up_process
 
 from policies.api_keys import new_key
@@ -31,6 +31,7 @@ pytestmark = [
 KEY, KEPT = new_key()
 POLICY = "version: 1\nanonymous: a\ntenants: {a: {cache: {scope: tenant}}}\n"
 TRIES = 6
+HEAD = 530
 WATCHED_S = 125
 """The dashboard looks back two minutes."""
 
@@ -53,6 +54,15 @@ def take(page: Page, name: str) -> None:
     assert WHERE is not None
     page.evaluate("document.activeElement.blur()")
     page.screenshot(path=Path(WHERE) / f"{name}.png", full_page=True)
+
+
+def take_the_head(page: Page, name: str, of: str) -> None:
+    """The upper part of an element, for the README."""
+    assert WHERE is not None
+    box = page.locator(of).bounding_box()
+    assert box is not None
+    clip: FloatRect = {"x": box["x"] - 12, "y": box["y"] - 12, "width": box["width"] + 24, "height": HEAD}
+    page.screenshot(path=Path(WHERE) / f"{name}.png", full_page=True, clip=clip)
 
 
 def take_on_a_phone(page: Page, name: str, scheme: Scheme, at: str) -> None:
@@ -79,6 +89,7 @@ def test_playground(browser: Browser, url: str) -> None:
                 break
         assert "different answers" in (off.text_content() or "")
         take(page, "playground")
+        take_the_head(page, "answers", "#panels")
         take_on_a_phone(page, "playground-phone", "dark", "#summary")
 
 

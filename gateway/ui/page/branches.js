@@ -38,8 +38,8 @@ export function draw(groups, answers, { width, most, first, unit, label }) {
     const members = node.groups.flatMap((group) => group.members.map((member) => ({ member, row: rows[group.index] })));
     members.sort((a, b) => a.row.at(a.member) - b.row.at(b.member));
     const middle = members.reduce((sum, { member, row }) => sum + row.at(member), 0) / members.length;
-    const spots = new Map();
-    members.forEach(({ member }, rank) => spots.set(member, middle + (rank - (members.length - 1) / 2) * SPACING));
+    const top = middle - ((members.length - 1) / 2) * SPACING;
+    const spots = new Map(members.map(({ member }, rank) => [member, top + rank * SPACING]));
     const colour = parent === null && node.children.length > 0 ? "trunk" : `g${node.groups[0].index % 8}`;
     for (const { member } of members) {
       const length = answers[member].tokens.length;
