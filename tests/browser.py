@@ -9,17 +9,20 @@ from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
 
 WIDE, NARROW = 1280, 360
+TIMEOUT_MS = 60_000
+"""For a machine on which much else runs; nothing waits that long where all is well."""
 Scheme = Literal["light", "dark"]
 
 
 @contextmanager
 def launch() -> Iterator[Browser]:
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         # As root, which CI is, Chromium runs without its sandbox only; containers have little shared memory.
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
@@ -35,7 +38,7 @@ def opened(browser: Browser, url: str, *, width: int = WIDE, scheme: Scheme = "l
     """A page of its own, at `url`; at its end it must have thrown nothing."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(TIMEOUT_MS)
     thrown: list[str] = []
     page.on("pageerror", lambda error: thrown.append(str(error)))
     try:

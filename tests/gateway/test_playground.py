@@ -334,6 +334,8 @@ def test_who_wants_no_motion_gets_none(browser: Browser) -> None:
         page.get_by_role("button", name="Ask").click()
         page.wait_for_selector(".caret")
         assert page.evaluate("getComputedStyle(document.querySelector('.caret')).animationName") == "none"
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Ask")).to_be_focused()
 
 
 # --- the comparison alone --------------------------------------------------------------------------------------------
