@@ -5,14 +5,15 @@ so each costs a fraction of what it costs alone. What is called meanwhile goes w
 order of their calls, and what releases something cannot overtake what took it, even where the caller gave that up.
 
 Every call has one deadline, connecting included. After it the answer is `StoreUnavailable` and the connection is
-dropped, so no later call can read this one's answer.
+dropped, so no later call can read this one's answer. A deadline that comes due while this process itself was held up
+says nothing of Redis: it is put off once by as long as it is late, so that what has arrived meanwhile can be read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -24,6 +25,10 @@ from gateway.redis_url import close_sentinels, open_pool
 from gateway.settings import REDIS_TIMEOUT_S
 
 CONNECTIONS = 64
+LATE_S = 0.005
+"""How late a timer may be before that is put down to this process."""
+
+_TROUBLES = (RedisError, OSError, TimeoutError)
 
 Argument: TypeAlias = str | int | float | bytes
 
@@ -70,16 +75,26 @@ class RedisConnection:
         self._waiting.append(_Call(script, (len(keys), *keys, *arguments), answer))
         if self._batch is None:
             self._batch = asyncio.create_task(self._send())
-        async with self.answering():
+
+        def give_up() -> None:
+            if not answer.done():
+                answer.set_exception(TimeoutError())
+
+        deadline = _Deadline(self._deadline_s, give_up)
+        try:
             return await answer
+        except _TROUBLES as error:
+            raise StoreUnavailable(type(error).__name__) from error
+        finally:
+            deadline.cancel()
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
         """One call, or a few that share a deadline; raises `StoreUnavailable` for whatever goes wrong with them."""
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with _ending(self._deadline_s):
                 yield
-        except (RedisError, OSError, TimeoutError) as error:
+        except _TROUBLES as error:
             raise StoreUnavailable(type(error).__name__) from error
 
     async def aclose(self) -> None:
@@ -103,11 +118,11 @@ class RedisConnection:
     async def _run(self, calls: list[_Call]) -> None:
         """Give each call its answer, or what went wrong."""
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with _ending(self._deadline_s):
                 unknown = _answer(calls, await self._exchange("EVALSHA", calls))
                 if unknown:
                     _answer(unknown, await self._exchange("EVAL", unknown))
-        except (RedisError, OSError, TimeoutError) as error:
+        except _TROUBLES as error:
             for call in calls:
                 if not call.answer.done():
                     call.answer.set_exception(error)
@@ -119,6 +134,41 @@ class RedisConnection:
                 pipeline.execute_command(command, named, *call.arguments)
             answers: list[Any] = await pipeline.execute(raise_on_error=False)
         return answers
+
+
+class _Deadline:
+    """Calls `expire` after so long, and later where this process was held up itself."""
+
+    def __init__(self, seconds: float, expire: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seconds = seconds
+        self._expire = expire
+        due = self._loop.time() + seconds
+        self._timer = self._loop.call_at(due, self._due, due)
+
+    def __repr__(self) -> str:
+        return f"<_Deadline {self._timer!r}>"
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _due(self, due: float) -> None:
+        late = self._loop.time() - due
+        if late > LATE_S:
+            self._timer = self._loop.call_later(min(late, self._seconds), self._expire)
+        else:
+            self._expire()
+
+
+@asynccontextmanager
+async def _ending(seconds: float) -> AsyncIterator[None]:
+    """Cancel what is inside after so long; raises `TimeoutError`."""
+    async with asyncio.timeout(None) as timeout:
+        deadline = _Deadline(seconds, lambda: timeout.reschedule(0))
+        try:
+            yield
+        finally:
+            deadline.cancel()
 
 
 def _answer(calls: list[_Call], answers: list[Any]) -> list[_Call]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -346,6 +347,17 @@ async def test_a_replica_that_cannot_be_written_is_still_read(logs: RedisLogs, c
         await unavailable(lambda: logs.append(KEY, 3, truths(3, 4), 60, ME))
     finally:
         await client.config_set("min-replicas-to-write", 0)
+
+
+async def test_a_deadline_is_put_off_while_this_process_is_held_up(logs: RedisLogs) -> None:
+    await logs.append(KEY, 0, truths(0, 2), 60, None)
+    logs.connection._deadline_s = 0.05
+    for moment in range(6):
+        looking = asyncio.create_task(logs.look(KEY, 0, None))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        time.sleep(0.2)  # noqa: ASYNC251  # what a busy event loop does
+        assert list((await looking).tokens) == truths(0, 2), moment
 
 
 async def test_a_deadline_holds_at_any_moment_of_a_call(logs: RedisLogs) -> None:
