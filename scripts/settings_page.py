@@ -46,9 +46,10 @@ but in the [policy file](policies.md).
 ENGINE = f"""\
 ## Engine
 
-Flags of `verbatim backend engine`, and of `verbatim up` and `verbatim demo` but for `--host` and `--port`, which
-they choose themselves. In the file they stand in the section `{ENGINE_SECTION}`. `verbatim backend sglang` takes
-`--model-path`, `--verify-groups` and `--verify-window`; all its other flags are SGLang's.
+Flags of `verbatim backend engine`, and of `verbatim up` and `verbatim demo` but for `--host`, `--port` and
+`--log-format`, which they choose themselves. In the file they stand in the section `{ENGINE_SECTION}`.
+`verbatim backend sglang` takes `--model-path`, `--verify-groups` and `--verify-window`; all its other flags are
+SGLang's.
 """
 
 VARIABLES = """\

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from gateway.cli import main
-from gateway.cli.flags import ENGINE_ADDRESS, ENGINE_FLAGS, engine_variable, parameters
+from gateway.cli.flags import ENGINE_ALONE, ENGINE_FLAGS, engine_variable, parameters
 from gateway.settings import ENV_PREFIX, SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def test_every_variable_in_the_code_is_on_the_page_and_the_other_way_round() -> 
     named = set(VARIABLE.findall("\n".join(source))) - {"VERBATIM_SOME_FIELD", "VERBATIM_ENGINE"}
     on_page = set(VARIABLE.findall(PAGE))
     assert named - on_page == set()
-    engine = map(engine_variable, parameters([*ENGINE_FLAGS, *ENGINE_ADDRESS]))
+    engine = map(engine_variable, parameters([*ENGINE_FLAGS, *ENGINE_ALONE]))
     made = {*(info.variable for info in SETTINGS.values()), *engine}
     assert on_page - made - named == set()
 

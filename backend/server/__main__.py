@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 from types import FrameType
-from typing import cast
+from typing import Literal, cast
 
 import click
 import uvicorn
@@ -17,7 +17,7 @@ from backend.engine.memory import give_back
 from backend.engine.open_checkpoint import open_checkpoint
 from backend.kernels.platform import PlatformError, open_platform
 from backend.server.app import Backend, create_app
-from backend.server.request_ids import RequestIdFilter, RequestIds
+from backend.server.logs import RequestIds, configure_logs
 from backend.settings import WINDOW, Device, Dtype, EngineSettings
 
 _OPEN_SHARE = 0.5  # Reading the file is about half of the start-up work, packing the weights the other half.
@@ -52,6 +52,13 @@ log = logging.getLogger(__name__)
     type=click.IntRange(2),
     help="Rows of each request in one verification pass.",
 )
+@click.option(
+    "--log-format",
+    default="text",
+    show_default=True,
+    type=click.Choice(["text", "json"]),
+    help="How log lines are written: for people, or as one JSON object each.",
+)
 def main(
     host: str,
     port: int,
@@ -62,11 +69,10 @@ def main(
     kv_bytes: int,
     verify_groups: int,
     verify_window: int | None,
+    log_format: str,
 ) -> None:
     """Serve the window protocol over one model."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(RequestIdFilter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(levelname)s %(name)s: %(message)s%(request)s")
+    configure_logs(cast(Literal["text", "json"], log_format), sys.stderr)
     kind = cast(Device, device)
     try:
         platform = open_platform(kind)

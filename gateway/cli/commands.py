@@ -110,7 +110,10 @@ def up(file: ConfigFile, kind: str, **values: Any) -> None:
     bind(settings).close()
     config = ["--config", file.name] if file.name else []
     argv = [*config, *gateway_argv(values)]
-    code = asyncio.run(run_up(settings, _backend_argv(kind, engine_values), argv, BACKEND_COMMANDS[kind]))
+    backend_argv = _backend_argv(kind, engine_values)
+    if kind == "engine":
+        backend_argv += ["--log-format", settings.log_format]
+    code = asyncio.run(run_up(settings, backend_argv, argv, BACKEND_COMMANDS[kind]))
     sys.exit(code)
 
 

@@ -49,8 +49,12 @@ ENGINE_FLAGS = [
         help="Rows of each request in one verification pass.",
     ),
 ]
-ENGINE_ADDRESS = [click.option("--host"), click.option("--port", type=click.IntRange(0, 65535))]
-"""Flags of an engine that is started by itself; `verbatim up` chooses its engine's address."""
+ENGINE_ALONE = [
+    click.option("--host"),
+    click.option("--port", type=click.IntRange(0, 65535)),
+    click.option("--log-format", type=click.Choice(["text", "json"])),
+]
+"""Flags of an engine that is started by itself; `verbatim up` chooses these for its engine."""
 
 
 def gateway_flags(*but: str) -> list[Option]:
@@ -102,7 +106,7 @@ def _load(context: click.Context, parameter: click.Parameter, path: Path | None)
 
 def load_config(path: Path) -> ConfigFile:
     """A configuration file; raises `FileMistakes`, `OSError` or `UnicodeDecodeError`."""
-    engine = {name: _convert(one) for name, one in parameters([*ENGINE_FLAGS, *ENGINE_ADDRESS]).items()}
+    engine = {name: _convert(one) for name, one in parameters([*ENGINE_FLAGS, *ENGINE_ALONE]).items()}
     return read_config(path.read_text(encoding="utf-8"), str(path), engine)
 
 

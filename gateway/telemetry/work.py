@@ -7,7 +7,7 @@ some did not; `undrafted` ones had no draft to agree with.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from gateway.telemetry.histogram import Histogram
 
@@ -24,9 +24,10 @@ class Work:
     """Sums since the start. `rolled_back_at` has the positions in answers of the first token of a draft that fell."""
 
     def __init__(self) -> None:
-        self.windows: Counter[WindowOutcome] = Counter()
-        self.drafted: Counter[Outcome] = Counter()
-        self.committed: Counter[TokenSource] = Counter()
+        # From 0 on: a counter that comes into being with its first event has no rate for it.
+        self.windows: Counter[WindowOutcome] = Counter(dict.fromkeys(get_args(WindowOutcome), 0))
+        self.drafted: Counter[Outcome] = Counter(dict.fromkeys(get_args(Outcome), 0))
+        self.committed: Counter[TokenSource] = Counter(dict.fromkeys(get_args(TokenSource), 0))
         self.rolled_back_at = Histogram(POSITIONS)
 
     def __repr__(self) -> str:
