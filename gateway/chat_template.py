@@ -26,6 +26,9 @@ from gateway.tool_formats import tool_format
 CONTINUED = "\ue000\ue001\ue002"
 """Marks the end of the message that is to be continued; private-use characters that no template treats specially."""
 
+_FAILURES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a template raises that was not written for such messages or variables, besides Jinja's own errors."""
+
 _OURS = ("messages", "tools", "documents", "add_generation_prompt")
 
 
@@ -67,7 +70,7 @@ class ChatTemplate:
                     **self._special_tokens,
                 }
             )
-        except TemplateError as error:
+        except (TemplateError, *_FAILURES) as error:
             raise RequestError(f"the model's chat template refuses the messages: {error}", param="messages") from error
         return _up_to_the_mark(text) if chat.continues else text
 

@@ -1,4 +1,8 @@
-"""The server's side of HTTP/1.1: uvicorn's protocol, writing the head of an answer together with its body's beginning.
+"""The server's side of HTTP/1.1: uvicorn's protocol, more careful with what comes, and with an answer's first packet.
+
+Owns what a client may do before there is a request: how long a head may be and take, how long a body may be silent,
+and what is refused as no request. llhttp (the parser of Node, at its strictest) refuses everything that two servers
+could read differently; trailers, which are not checked by whoever checks headers, are dropped here.
 
 uvicorn writes a head as soon as it has one, so that even a short answer takes two system calls and arrives in two
 packets. Here a head waits for what follows it, until the next turn of the event loop at the most.
@@ -9,17 +13,162 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.errors import envelope
+
+MAX_HEAD_BYTES = 64 * 1024
+"""So much may come in a row that is no body: a request's head, trailers, extensions of chunks."""
+
+PATIENCE_S = 60.0
+"""How long a head may take in all, and how long a client may be silent in the middle of a body."""
+
+LINGER_S = 1.0
+"""How long what comes behind a refusal is read and dropped: to close at once would reset the connection, and the client
+might not get to see why."""
+
 _HEAD = b"HTTP/1."
+_LINE = len(b": \r\n")
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+
+
+class Refused(Exception):
+    """What came is not answered by the application; `status` and the message say why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class HttpServerProtocol(HttpToolsProtocol):
     """To be uvicorn's `http`."""
 
+    patience_s = PATIENCE_S
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._refused: Refused | None = None
+        self._in_request = self._in_body = False
+        self._head_bytes = self._hosts = 0
+        self._since_body = 0
+        self._heard_at = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+
+    # What the event loop calls.
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the event loop."""
         super().connection_made(cast(asyncio.Transport, HeadFirst(transport, self.loop)))
+        self._begin_watch()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused is not None:
+            return
+        self._since_body += len(data)
+        super().data_received(data)
+        if not self._in_request:
+            self._end_watch()
+        elif self._since_body > MAX_HEAD_BYTES:
+            self._refuse(Refused(431, f"the request's head is over {MAX_HEAD_BYTES} bytes"))
+        elif self._watch is None:
+            self._begin_watch()
+        elif self._in_body:
+            self._heard_at = self.loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_watch()
+        super().connection_lost(exc)
+
+    # What the parser calls. An exception here makes it give up, and uvicorn call `send_400_response`.
+
+    def on_message_begin(self) -> None:
+        self._in_request = True
+        self._head_bytes = self._hosts = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + _LINE)
+        if self._in_body:
+            return  # a trailer
+        if len(name) == 4 and name.lower() == b"host":
+            self._hosts += 1
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            # The parser takes what follows for another protocol, so a body would be lost.
+            raise self._refusing(Refused(400, "connections are not upgraded here: send no Upgrade header"))
+        if self._hosts != 1 and self.parser.get_http_version() == "1.1":
+            raise self._refusing(Refused(400, "there must be one Host header"))
+        self._in_body = True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._since_body = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_request = self._in_body = False
+        self._since_body = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong and close; where an answer is under way, which would be taken to hold it, just close."""
+        self._end_watch()
+        self._refused = self._refused or Refused(400, "this is no HTTP/1.1 request")
+        cycle = self.cycle
+        answering = cycle is not None and cycle.response_started and not cycle.response_complete
+        if answering or self.pipeline or self.transport.is_closing():
+            self.transport.close()
+            return
+        if cycle is not None:
+            cycle.disconnected = True  # To the application, who reads the body, the client has left.
+            cycle.message_event.set()
+        body = msgspec.json.encode(envelope(str(self._refused), "invalid_request_error"))
+        status, length = self._refused.status, len(body)
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, _REASONS[status], length))
+        self.transport.write(body)
+        self.transport.write_eof()
+        self._watch = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _count(self, length: int) -> None:
+        self._head_bytes += length
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise self._refusing(Refused(431, f"the request's head is over {MAX_HEAD_BYTES} bytes"))
+
+    def _refusing(self, refused: Refused) -> Refused:
+        self._refused = refused
+        return refused
+
+    def _refuse(self, refused: Refused) -> None:
+        self._refused = refused
+        self.send_400_response("")
+
+    # Patience.
+
+    def _begin_watch(self) -> None:
+        self._heard_at = self.loop.time()
+        self._watch = self.loop.call_later(self.patience_s, self._look)
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _look(self) -> None:
+        # Where we do not read, the silence is ours.
+        quiet_s = 0.0 if self.flow.read_paused else self.loop.time() - self._heard_at
+        if quiet_s < self.patience_s:
+            self._watch = self.loop.call_later(self.patience_s - quiet_s, self._look)
+        elif not self._in_request:
+            self.transport.close()  # nothing was asked
+        else:
+            self._refuse(Refused(408, f"the request did not come to its end within {self.patience_s:g} s"))
 
 
 class HeadFirst:

@@ -162,7 +162,7 @@ class Passthrough:
         """What a request for a model with upstreams says; None where the application is to answer."""
         try:
             peek = msgspec.json.decode(content, type=_Peek)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
         return peek if peek.model in self._models.upstreams else None
 

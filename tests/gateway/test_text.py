@@ -280,6 +280,43 @@ def test_a_template_that_refuses_blames_the_messages(source: str) -> None:
     assert caught.value.param == "messages"
 
 
+ESCAPES = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__.__base__.__subclasses__() }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__globals__['datetime'] }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ lipsum.__globals__['os'].environ }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ ('{0.__class__.__init__.__globals__}').format(messages) }}",
+    "{{ '%s' | format(messages.__class__) }}",
+    "{{ messages | attr('__class__') }}",
+    "{{ messages | map(attribute='__class__') | list }}",
+    "{{ messages.append({'role': 'user', 'content': 'more'}) }}",
+    "{{ messages[0].update({'content': 'other'}) }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}{{ os.environ }}",
+    "{% extends '/etc/passwd' %}",
+    "{{ range(10 ** 9) | list }}",
+]
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_a_template_reaches_nothing_but_the_messages(source: str) -> None:
+    try:
+        text = render(source)
+    except (RequestError, StartError):
+        return
+    assert not any(word in text for word in ("class", "environ", "root:", "uid=", "function", "module"))
+
+
+@pytest.mark.parametrize("source", ["{{ 1 / flavour }}", "{{ 'a' + flavour }}", "{{ flavour.x.y }}"])
+def test_variables_a_template_cannot_use_are_the_requests_fault(source: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        ChatTemplate(source, {}, lambda: NOW).render(ChatPrompt((Message("user", "hi"),), variables={"flavour": 0}))
+    assert caught.value.param == "messages"
+
+
 def test_a_template_that_does_not_compile() -> None:
     with pytest.raises(StartError, match="template"):
         render("{% if %}")
