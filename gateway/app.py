@@ -65,6 +65,10 @@ from gateway.ui.pages import build_ui_router
 from policies.document import FixedPolicy
 from policies.policy_file import PolicyFile
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept. Longer than clients (httpx, and so OpenAI's: 5 s) and load balancers (60 s) do:
+a connection that we close while a request is on its way over it is an error to whoever sent it."""
+
 LAST_WORDS_S = 2
 """How long what is cut short at the end of a drain may take to tell its client so, and then to be sent."""
 
@@ -154,6 +158,7 @@ async def serve(
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=LAST_WORDS_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         base_url = replace(settings, port=listener.getsockname()[1]).base_url + "/v1"
         watching = [

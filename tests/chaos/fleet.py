@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ Kind = Literal["gateway", "backend"]
 POLL_S = 0.1
 BACK_AFTER_S = 0.5
 """At most so long is a process away before it is started again."""
-STORE_TROUBLE = "does not answer"
+STORE_TROUBLE = re.compile(r"does not answer \((\w+)\)")
 """What a gateway says once when its Redis took too long: from then on it generates without it."""
 
 
@@ -94,8 +95,9 @@ class Fleet:
 
     @property
     def troubled(self) -> list[tuple[float, str]]:
-        """When gateways said that their Redis took too long, and how."""
-        return [(at, line) for member in self.members for at, line in member.said if STORE_TROUBLE in line]
+        """When gateways said that their Redis took too long, and what went wrong with it."""
+        said = (line for member in self.members for line in member.said)
+        return [(at, found[1]) for at, line in said if (found := STORE_TROUBLE.search(line))]
 
     async def torment(self, every_s: float) -> None:
         """Kill somebody now and then, never the last of a kind that is up."""

@@ -32,7 +32,7 @@ from tests.chaos.work import Work, work
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "gateway"))
 
-from redis_process import redis_process  # noqa: E402
+from shaken_redis import ShakenRedis  # noqa: E402
 
 POLICY = """\
 version: 1
@@ -56,6 +56,7 @@ class Plan:
     seconds: float = 60.0
     kill_every_s: float = 2.0
     roll: bool = False
+    shake_redis: bool = False
     redis_timeout_s: float = 2.0
     """Longer than the default: on a machine that is too busy for it logs would be generated more than once."""
     seed: int = 0
@@ -77,6 +78,7 @@ class Report:
     slowest_s: float
     log: dict[str, int]
     deaths: dict[str, int]
+    redis_shaken: dict[str, int]
     redis_trouble: dict[str, int]
     work: Work | None
     faults: list[str]
@@ -86,7 +88,7 @@ async def soak(plan: Plan, directory: Path) -> Report:
     """Run a plan; its files go to the directory."""
     chance = random.Random(plan.seed)
     record = directory / "record"
-    with redis_process(directory) as redis, files(directory, plan) as site:
+    with files(directory, plan) as site, ShakenRedis(directory, chance) as redis:
         members = site.backends(plan.backends, record)
         models = site.models(members)
         members += [site.gateway(f"gateway {n}", models, redis.url) for n in range(plan.gateways)]
@@ -100,6 +102,8 @@ async def soak(plan: Plan, directory: Path) -> Report:
             asking = asyncio.create_task(clients.run(plan.clients))
             await asyncio.sleep(CALM * plan.seconds)
             storm = [asyncio.create_task(fleet.torment(plan.kill_every_s))]
+            if plan.shake_redis:
+                storm.append(asyncio.create_task(redis.torment(plan.kill_every_s)))
             if plan.roll:
                 storm.append(asyncio.create_task(fleet.roll()))
             await asyncio.wait([asking, *storm], timeout=(1 - CALM) * plan.seconds, return_when="FIRST_COMPLETED")
@@ -110,15 +114,13 @@ async def soak(plan: Plan, directory: Path) -> Report:
             await asyncio.gather(*storm, return_exceptions=True)
             seconds = time.monotonic() - began
             await truth.aclose()
-            counted = (
-                work(record, [*(d.time for d in fleet.deaths), *(at for at, _ in fleet.troubled)])
-                if record.exists()
-                else None
-            )
-            return _report(seconds, clients, fleet, counted)
+            reasons = [*(death.time for death in fleet.deaths), *(at for at, _ in fleet.troubled)]
+            # A Redis that came back empty has its logs generated again, whenever they are asked for.
+            counted = work(record, reasons) if record.exists() and not plan.shake_redis else None
+            return _report(seconds, clients, fleet, redis, counted)
 
 
-def _report(seconds: float, clients: Clients, fleet: Fleet, counted: Work | None) -> Report:
+def _report(seconds: float, clients: Clients, fleet: Fleet, redis: ShakenRedis, counted: Work | None) -> Report:
     tally = clients.tally
     needless = [] if counted is None else [f"computed again: {one}" for one in counted.needless]
     failed = sum(tally.let_down.values())
@@ -136,7 +138,8 @@ def _report(seconds: float, clients: Clients, fleet: Fleet, counted: Work | None
         slowest_s=round(tally.slowest_s, 2),
         log=dict(tally.log),
         deaths=dict(Counter(f"{death.kind}, {_how(death.status)}" for death in fleet.deaths)),
-        redis_trouble=dict(Counter(line for _, line in fleet.troubled)),
+        redis_shaken=dict(redis.shaken),
+        redis_trouble=dict(Counter(why for _, why in fleet.troubled)),
         work=counted,
         faults=[*tally.wrong[:10], *needless[:10], *fleet.faults, *(["requests were lost"] if tally.lost else [])],
     )
@@ -225,6 +228,7 @@ def main() -> int:
     parser.add_argument("--redis-timeout-s", type=float, default=defaults.redis_timeout_s)
     parser.add_argument("--kill-every-s", type=float, default=defaults.kill_every_s)
     parser.add_argument("--roll", action="store_true", help="restart all in turn with SIGTERM, besides the kills")
+    parser.add_argument("--shake-redis", action="store_true", help="freeze the Redis, or restart it empty, besides")
     parser.add_argument("--json", type=Path, help="write the report here")
     options = vars(parser.parse_args())
     path = options.pop("json")
