@@ -83,7 +83,7 @@ class Answer(Response):
                 receipt.add(event)
         body = msgspec.json.encode(whole.body(completion.prompt_tokens))
         # Kept before it is sent: who has the answer can have the receipt.
-        kept = None if receipt is None else await receipt.end()
+        kept = None if receipt is None else await self._notary.issue(receipt)
         headers = _headers(run, receipt) | _count_headers(completion, whole.counts, kept)
         return Response(body, media_type="application/json", headers=headers)
 
@@ -110,7 +110,7 @@ class Answer(Response):
         async for event in run.events:
             await _send_events(send, add(event))
         await _send_events(send, chunks.end(completion.prompt_tokens))
-        kept = None if receipt is None else await receipt.end()
+        kept = None if receipt is None else await self._notary.issue(receipt)
         return _count_comment(completion, chunks.counts, kept) + sse.DONE
 
     def _record(self, run: Run, response: str) -> PendingReceipt | None:
@@ -126,7 +126,7 @@ class Answer(Response):
             policy=run.policy_version,
             response=response,
         )
-        return self._notary.begin(run.completion, request, run.cache, wanted)
+        return PendingReceipt(run.completion, request, run.cache, wanted)
 
     def _frame(self, run: Run) -> tuple[Envelope, Shape]:
         completion, view = run.completion, self._ask.view

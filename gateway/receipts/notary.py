@@ -32,6 +32,24 @@ _ID = re.compile(r"vr_[0-9a-f]{32}")
 log = logging.getLogger(__name__)
 
 
+class PendingReceipt:
+    """An answer under way, and what its receipt will say of it. `cache` is what the commit log did for it."""
+
+    def __init__(self, completion: Completion, request: Request, cache: str, wanted: Wanted) -> None:
+        self.id = f"vr_{secrets.token_hex(16)}"
+        self.request = request
+        self.cache = cache
+        self.wanted = wanted
+        self.recorder = Recorder(completion)
+
+    def __repr__(self) -> str:
+        return f"<PendingReceipt {self.id} {self.recorder!r}>"
+
+    def add(self, event: ChoiceEvent) -> None:
+        """The answer goes on."""
+        self.recorder.add(event)
+
+
 class Notary:
     """Everybody's receipts. `counts` says what became of them; `clock` counts seconds since 1970."""
 
@@ -47,10 +65,6 @@ class Notary:
     def __repr__(self) -> str:
         return f"<Notary {self.keys!r} {self.memory!r} {self._shared!r} {self.counts}>"
 
-    def begin(self, completion: Completion, request: Request, cache: str, wanted: Wanted) -> PendingReceipt:
-        """Begin to record an answer."""
-        return PendingReceipt(self, completion, request, cache, wanted)
-
     async def issue(self, pending: PendingReceipt) -> Kept:
         """Sign and keep the receipt of an answer that is complete."""
         signing = self.keys.current.signing
@@ -59,7 +73,7 @@ class Notary:
         issued = Issued(pending.id, int(self._clock()), pending.cache, counts.windows, counts.rollbacks)
         answer = pending.recorder.answer(holds_prompt=wanted.holds_prompt)
         raw = encode(signing.sign(Statement(VERSION, answer, pending.request, issued)))
-        kept = await self._keep(name_of(pending.request.tenant, pending.id), raw, wanted.ttl_s)
+        kept = await self._keep(pending, raw)
         self.counts[kept] += 1
         return kept
 
@@ -76,39 +90,18 @@ class Notary:
         except StoreUnavailable as error:
             raise ReceiptsUnavailable("the store of receipts does not answer", retry_after_s="1") from error
 
-    async def _keep(self, name: str, raw: bytes, ttl_s: float) -> Kept:
-        kept: Kept = "kept"
+    async def _keep(self, pending: PendingReceipt, raw: bytes) -> Kept:
+        name, ttl_s = name_of(pending.request.tenant, pending.id), pending.wanted.ttl_s
         if self._shared is not None:
             try:
                 await self._shared.put(name, raw, ttl_s)
+                return "kept"
             except StoreUnavailable as error:
-                log.error("a receipt is kept in this gateway's memory alone: Redis does not take it (%s)", error)
-                kept = "local"
-            else:
-                return kept
+                # Said for each of them: any of them may be looked for.
+                log.error(
+                    "receipt %s is in this gateway's memory alone: Redis does not take it (%s)", pending.id, error
+                )
         if not self.memory.put(name, raw, ttl_s):
-            log.error("a receipt of %s bytes is lost: no room in memory for one so long", len(raw))
+            log.error("receipt %s of %s bytes is lost: there is no room for one so long", pending.id, len(raw))
             return "lost"
-        return kept
-
-
-class PendingReceipt:
-    """An answer under way, and what its receipt will say of it."""
-
-    def __init__(self, notary: Notary, completion: Completion, request: Request, cache: str, wanted: Wanted) -> None:
-        self._notary = notary
-        self.id = f"vr_{secrets.token_hex(16)}"
-        self.request = request
-        self.cache = cache
-        self.wanted = wanted
-        self.recorder = Recorder(completion)
-
-    def __repr__(self) -> str:
-        return f"<PendingReceipt {self.id} {self.recorder!r}>"
-
-    def add(self, event: ChoiceEvent) -> None:
-        self.recorder.add(event)
-
-    async def end(self) -> Kept:
-        """The answer is complete."""
-        return await self._notary.issue(self)
+        return "kept" if self._shared is None else "local"

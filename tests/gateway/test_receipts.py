@@ -329,7 +329,7 @@ async def test_a_redis_in_trouble_loses_no_receipt_in_silence(
                 streamed = await gateway.chat(max_tokens=3, stream=True)
             assert response.headers[KEPT] == "local"
             assert " receipt=local\n" in streamed.text
-            assert "in this gateway's memory alone" in caplog.text
+            assert f"receipt {response.headers[ID]} is in this gateway's memory alone" in caplog.text
             assert gateway.notary.counts == {"kept": 1, "local": 2, "lost": 0}
             await receipt_of(gateway, response)
             said = error(await gateway.http.get(f"/v1/receipts/{before.headers[ID]}"), 503)

@@ -156,6 +156,21 @@ async def test_a_sequence_that_ends_before_what_is_recorded(toy: ToyBackend, tmp
     assert ran.code == 1 and "position 5: token" in ran.said
 
 
+async def test_an_answer_that_filled_the_context(toy: ToyBackend, tmp_path: Path) -> None:
+    toy.max_context = 100
+    path = tmp_path / "receipt.json"
+    async with gateway_of(toy.url, tmp_path / "keys") as gateway:
+        made = (await fetch(gateway, await gateway.chat(ignore_eos=True), path)).statement
+    (one,), (prompt,) = made.answer.choices, made.answer.prompts
+    assert prompt.tokens is not None
+    assert (len(prompt.tokens) + len(one.tokens), one.finish) == (100, "length")
+    assert (await run("replay", path, "--backend", toy.url)).code == 0
+    toy.max_context = 101
+    longer = signed(made, tmp_path / "forged.json", max_tokens=one.max_tokens + 1)
+    ran = await run("replay", longer, "--backend", toy.url)
+    assert ran.code == 1 and "finish length is recorded" in ran.said
+
+
 async def test_another_fingerprint_or_no_backend_says_nothing(toy: ToyBackend, tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
     async with gateway_of(toy.url, tmp_path / "keys") as gateway:
