@@ -45,7 +45,7 @@ function finished(mode, found) {
     return { tone: "plain", headline: `1 answer, ${count} times`, why: "Compared by their text: they came without logprobs." };
   }
   if (mode === "off") {
-    const why = "Equal to the last bit, this time. Nothing promises it in this mode; more load makes it less likely.";
+    const why = "Equal to the last bit, this time. Nothing promises it in this mode: other company may change it.";
     return { tone: "plain", headline: `1 answer, ${count} times`, why };
   }
   const cached = found.cached > 0 ? ` ${found.cached} of them came out of the commit log.` : "";
