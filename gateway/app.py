@@ -52,6 +52,7 @@ from gateway.observed import Observed
 from gateway.passthrough import Passthrough
 from gateway.receipts.key_files import KeyFolder
 from gateway.receipts.notary import Notary
+from gateway.receipts.sealing import ReceiptSealer
 from gateway.receipts.stores import MemoryReceipts, RedisReceipts
 from gateway.redis_connection import RedisConnection, StoreUnavailable
 from gateway.replica_group import watch
@@ -147,7 +148,8 @@ async def serve(
         served = await connect(http, upstream_http, models, settings, draw_seed, limiter, commit_log)
         authenticator = Authenticator(policies, TokenKeys(http), time.time)
         receipts = MemoryReceipts(settings.receipt_bytes, time.monotonic)
-        shared_receipts = None if redis is None else RedisReceipts(redis, time.monotonic)
+        receipt_sealer = ReceiptSealer(() if settings.cache_keys is None else read_keys(settings.cache_keys))
+        shared_receipts = None if redis is None else RedisReceipts(redis, time.monotonic, receipt_sealer)
         notary = Notary(receipt_keys, receipts, shared_receipts, time.time)
         config = uvicorn.Config(
             build_app(served, authenticator, limiter, commit_log, notary, settings, tracing),

@@ -182,7 +182,7 @@ class LogsUnavailable(GatewayError):
 
 
 class ReceiptsUnavailable(GatewayError):
-    """Receipts cannot be looked up: their store does not answer."""
+    """Receipts cannot be looked up: their store does not answer, or not in a way that can be read here."""
 
     status = 503
     code = "receipts_unavailable"

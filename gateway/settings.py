@@ -63,8 +63,8 @@ class Settings:
     )
     cache_keys: str | None = setting(
         None,
-        "What the answers in Redis are encrypted with: keys of 32 bytes in base64, with commas between them. The first"
-        " one encrypts, all of them decrypt. Better not given as a flag.",
+        "What answers and receipts in Redis are encrypted with: keys of 32 bytes in base64, with commas between them."
+        " The first one encrypts, all of them decrypt. Better not given as a flag.",
         secret=True,
     )
     receipt_keys: str | None = setting(

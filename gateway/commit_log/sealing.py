@@ -86,8 +86,8 @@ class Encrypted:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         assert keys and all(len(key) == KEY_BYTES for key in keys)
-        self._keys = {_key_id(key): key for key in keys}
-        self._writes = _key_id(keys[0])
+        self._keys = {key_id(key): key for key in keys}
+        self._writes = key_id(keys[0])
 
     def __repr__(self) -> str:
         return f"<Encrypted under {self._writes.hex()} of {[id_.hex() for id_ in self._keys]}>"
@@ -129,7 +129,8 @@ def read_keys(text: str) -> tuple[bytes, ...]:
     return keys
 
 
-def _key_id(key: bytes) -> bytes:
+def key_id(key: bytes) -> bytes:
+    """What names one of the operator's keys, and tells nothing of it."""
     return hashlib.blake2b(key, digest_size=KEY_ID_BYTES, person=b"verbatim key id").digest()
 
 

@@ -19,6 +19,7 @@ from gateway.errors import ReceiptsUnavailable
 from gateway.receipts.key_files import KeyFolder
 from gateway.receipts.receipt import VERSION, Issued, Request, Statement, encode
 from gateway.receipts.recorder import Recorder
+from gateway.receipts.sealing import Sealed
 from gateway.receipts.stores import MemoryReceipts, RedisReceipts, name_of
 from gateway.redis_connection import StoreUnavailable
 from policies.decision import Receipt as Wanted
@@ -89,6 +90,9 @@ class Notary:
             return await self._shared.get(name)
         except StoreUnavailable as error:
             raise ReceiptsUnavailable("the store of receipts does not answer", retry_after_s="1") from error
+        except Sealed as error:
+            log.error("receipt %s cannot be read: %s", id_, error)
+            raise ReceiptsUnavailable(f"the receipt cannot be read: {error}") from error
 
     async def _keep(self, pending: PendingReceipt, raw: bytes) -> Kept:
         name, ttl_s = name_of(pending.request.tenant, pending.id), pending.wanted.ttl_s

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from redis.asyncio import Redis
 
 from gateway.breaker import Breaker
+from gateway.receipts.sealing import ReceiptSealer
 from gateway.redis_connection import RedisConnection, StoreUnavailable
 
 ENTRY_BYTES = 400
@@ -70,8 +71,11 @@ class MemoryReceipts:
 class RedisReceipts:
     """Receipts behind a connection. While it keeps failing, calls fail at once. `clock` counts seconds."""
 
-    def __init__(self, connection: RedisConnection, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, connection: RedisConnection, clock: Callable[[], float], sealer: ReceiptSealer | None = None
+    ) -> None:
         self._connection = connection
+        self._sealer = sealer or ReceiptSealer()
         self._clock = clock
         self._breaker = Breaker()
 
@@ -80,12 +84,13 @@ class RedisReceipts:
 
     async def put(self, name: str, raw: bytes, ttl_s: float) -> None:
         """Keep a receipt; raises `StoreUnavailable`."""
-        await self._call(lambda redis: redis.set(_key(name), raw, px=int(ttl_s * 1000)))
+        kept = self._sealer.seal(name, raw)
+        await self._call(lambda redis: redis.set(_key(name), kept, px=int(ttl_s * 1000)))
 
     async def get(self, name: str) -> bytes | None:
-        """Raises `StoreUnavailable`."""
+        """Raises `StoreUnavailable`, or `Sealed` where what is kept cannot be read."""
         found = await self._call(lambda redis: redis.get(_key(name)))
-        return found if isinstance(found, bytes) else None
+        return self._sealer.open(name, found) if isinstance(found, bytes) else None
 
     async def _call(self, command: Callable[[Redis], Awaitable[object]]) -> object:
         now = self._clock()

@@ -33,6 +33,7 @@ from gateway.receipts.chain import prompt_digest
 from gateway.receipts.key_files import KeyFileError, KeyFolder, public_pem, read_keys, write_new_key
 from gateway.receipts.keys import PublicKeys, read_jwks
 from gateway.receipts.receipt import Receipt, parse
+from gateway.receipts.sealing import ReceiptSealer, Sealed
 from gateway.receipts.stores import ENTRY_BYTES, MemoryReceipts, RedisReceipts, name_of
 from gateway.redis_connection import RedisConnection
 from policies.api_keys import new_key
@@ -294,10 +295,10 @@ async def test_one_too_long_to_keep_is_said_to_be_lost(toy: ToyBackend, keys: Pa
 
 
 @asynccontextmanager
-async def shared(server: RedisProcess) -> AsyncIterator[RedisReceipts]:
+async def shared(server: RedisProcess, *operators: bytes) -> AsyncIterator[RedisReceipts]:
     connection = RedisConnection(server.url)
     try:
-        yield RedisReceipts(connection, Clock())
+        yield RedisReceipts(connection, Clock(), ReceiptSealer(operators))
     finally:
         await connection.aclose()
 
@@ -315,6 +316,42 @@ async def test_gateways_share_receipts_in_redis(toy: ToyBackend, keys: Path, ser
             (name,) = [name async for name in redis.scan_iter("verbatim:receipt:*")]
             assert 900_000 < await redis.pttl(name) <= 1_000_000
             assert gateway.notary.memory.bytes == 0
+
+
+async def test_receipts_in_redis_are_encrypted_with_the_operators_keys(
+    toy: ToyBackend, keys: Path, server: RedisProcess
+) -> None:
+    old, new, other = b"o" * 32, b"n" * 32, b"x" * 32
+    async with (
+        Redis.from_url(server.url) as redis,
+        shared(server) as plain,
+        shared(server, old) as first,
+        shared(server, new, old) as changed,
+        shared(server, other) as foreign,
+    ):
+        name, raw = name_of("a", "vr_" + "1" * 32), b'{"tokens":[1,2,3]}'
+        await first.put(name, raw, 60.0)
+        kept = await redis.get(f"verbatim:receipt:{name}")
+        assert b"tokens" not in kept
+        assert await first.get(name) == await changed.get(name) == raw
+        for store in (plain, foreign):
+            with pytest.raises(Sealed, match="not set"):
+                await store.get(name)
+        # Moved under another name, or damaged anywhere behind the key's id.
+        moved = name_of("b", "vr_" + "1" * 32)
+        for place, content in ((moved, kept), (name, kept[:-1] + bytes([kept[-1] ^ 1])), (name, kept[:9])):
+            await redis.set(f"verbatim:receipt:{place}", content)
+            with pytest.raises(Sealed, match="damaged"):
+                await first.get(place)
+        await plain.put(name, raw, 60.0)
+        assert await changed.get(name) == raw, "from before there were keys"
+        async with receipting(toy.url, keys, receipts=first) as gateway:
+            response = await gateway.chat(max_tokens=3)
+            await receipt_of(gateway, response)
+            place = f"verbatim:receipt:{name_of('a', response.headers[ID])}"
+            await redis.set(place, (await redis.get(place))[:-1])
+            said = error(await gateway.http.get(f"/v1/receipts/{response.headers[ID]}"), 503)
+            assert "cannot be read: it is damaged" in said["message"]
 
 
 async def test_a_redis_in_trouble_loses_no_receipt_in_silence(
