@@ -7,9 +7,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Options for the benchmarks of this engine, such as --quick.
 BENCH ?=
 
-# docs/settings.md, made of the code.
+# docs/settings.md, made of the code, and docs/performance.md, made of benchmarks/results.
 reference: install
 	PYTHONPATH=. $(BIN)/python scripts/settings_page.py > docs/settings.md
+	$(BIN)/python scripts/performance_page.py > docs/performance.md
 
 .PHONY: reference install check test test-sglang fuzz bench dist check-dist audit audit-dependencies docs screenshots up demo clean
 
@@ -68,6 +69,10 @@ dist: install
 # Installs that wheel in fresh environments and has it answer.
 check-dist: dist
 	scripts/check-dist.sh $(PYTHON)
+
+# The site, into site/. Fails on links that lead nowhere.
+docs: install
+	$(BIN)/mkdocs build --strict
 
 # Secrets in the tree, the Dockerfile, a bill of materials.
 audit: install

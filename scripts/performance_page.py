@@ -1,0 +1,206 @@
+"""Prints docs/performance.md, made of benchmarks/results: `make reference` writes it, a test compares it.
+
+Figures are read, never typed, and each table names its file, so that a benchmark run anew changes the page with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+SHARES = (2, 5, 10, 20, 50, 100)
+TARGETS = {
+    "not_below_better_way": "not below the better of the two ways",
+    "above_llm42_sharegpt": "above LLM-42's published ratio",
+    "off_not_slowed_beyond_its_share": "mode off not slowed beyond its share",
+}
+CHUNKS = 100
+"""Of a streamed answer in benchmarks/gateway.py."""
+
+HEAD = """\
+# Performance
+
+<!-- Made by `make reference` out of benchmarks/results; edit scripts/performance_page.py. -->
+
+All figures are from CPUs, with SmolLM2-135M, on machines that others were using too: trust ratios, and of those the ones by CPU time, to about 0.1. No GPU has been measured. Each table comes from a file in
+`benchmarks/results/`, which also names the machine, the commit and the load; `benchmarks/README.md` says how each is measured. `make bench` measures all of it on your machine."""
+
+
+def result(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return read
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def source(name: str, command: str) -> str:
+    about = result(name)
+    return (
+        f"`{command}`; `{name}.json`, {about['cpu']} ({about['isa']}), {about['cores']} cores, load"
+        f" {about['load_average'][0]:.1f} at the end, {about['time'][:10]}."
+    )
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def sections() -> Iterator[str]:
+    yield HEAD
+    yield from by_share()
+    yield from first_token()
+    yield from rolled_back()
+    yield from spans()
+    yield from beside_others()
+    yield from sglang()
+    yield from gateway()
+
+
+def by_share() -> Iterator[str]:
+    yield "## What verified traffic costs"
+    about = result("share_table")
+    shape, rounds = about["options"]["shape"], about["options"]["rounds"]
+    yield (
+        f"Throughput of the engine as a ratio to mode off by CPU time, {about['options']['in_flight']} requests in flight, one thread, passes of {shape[0]} x {shape[1]},"
+        f" {rounds} round{'s' * (rounds > 1)}. `adaptive` is what the gateway does: draft and verify, or decode in the fixed lane, whichever costs less. `drafted` drafts and verifies everything. Last, everything in"
+        " batch-invariant arithmetic, the alternative that others take."
+    )
+    rows = []
+    judged: list[list[str]] = []
+    for measured in about["measurements"]:
+        for load in measured["workloads"]:
+            cells = {(cell["way"], cell["percent"]): cell["cpu_ratio"] for cell in load["cells"]}
+            invariant = next(ratio for (way, _), ratio in cells.items() if way == "batch_invariant")
+            lengths = f"{load['prompt_tokens']} + {load['new_tokens']}"
+            for way in ("adaptive", "drafted"):
+                found = [cells.get((way, percent)) for percent in SHARES]
+                if any(found):
+                    ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in found]
+                    rows.append([measured["dtype"], lengths, way, *ratios, f"{invariant:.2f}"])
+            judged.append([measured["dtype"], lengths, *(missed(load["targets"], name) for name in TARGETS)])
+    yield table(["dtype", "prompt + answer", "way", *(f"{percent} %" for percent in SHARES), "batch-invariant"], rows)
+    yield source("share_table", "python -m benchmarks.share_table")
+    yield "Shares at which a target was missed, as the run judged it:"
+    yield table(["dtype", "prompt + answer", *TARGETS.values()], judged)
+
+
+def missed(targets: Any, name: str) -> str:
+    return ", ".join(f"{target['percent']} %" for target in targets if not target[name]) or "none"
+
+
+def first_token() -> Iterator[str]:
+    yield "## The first token"
+    about = result("first_token")
+    rows = [
+        [measured["dtype"], share["percent"], f"{share['ratio_p50']:.2f}", f"{share['ratio_p99']:.2f}"]
+        for measured in about["measurements"]
+        for share in measured["shares"]
+    ]
+    yield "Time until the first token is final, as a ratio to mode off at the same rate of requests (half of what mode off can serve)."
+    yield table(["dtype", "verified, %", "P50", "P99"], rows)
+    yield source("first_token", "python -m benchmarks.first_token")
+    yield f"Target: {about['target']}."
+
+
+def rolled_back() -> Iterator[str]:
+    yield "## What is rolled back"
+    rows = [
+        [
+            measured["dtype"],
+            f"{shape['groups']} x {shape['window']}",
+            share(shape["recomputed"]),
+            *(f"{shape['cpu_ratios'][percent]:.2f}" for percent in ("10%", "100%")),
+        ]
+        for measured in result("rollbacks")["measurements"]
+        for shape in measured["shapes"]
+    ]
+    yield "Where every window is drafted: the share of drafted tokens that is computed again, and throughput as a ratio to mode off by CPU time, by the shape of the verification pass. In float32 nothing is rolled back with this model."
+    yield table(["dtype", "shape", "recomputed", "10 % verified", "100 % verified"], rows)
+    yield source("rollbacks", "python -m benchmarks.rollbacks")
+
+
+def spans() -> Iterator[str]:
+    yield "## How far unverified answers go along"
+    for measured in result("spans")["measurements"]:
+        by = measured["diverged_by"]
+        yield f"Share of answers in mode off ({measured['dtype']}) that have parted from the verified one, by token:"
+        yield table(list(by), [[share(value) for value in by.values()]])
+        yield (
+            f"The median parts at token {measured['median_first_span']:g}; behind that, {share(measured['second_span_at_most_1'])} agree by chance for one more token at the most."
+            " That is why what is behind a wrong token is thrown away, not corrected."
+        )
+    yield source("spans", "python -m benchmarks.spans")
+
+
+def beside_others() -> Iterator[str]:
+    yield "## The engine beside others"
+    yield (
+        "The engine in mode off against others with the same weights, prompts and threads: its throughput over theirs, by"
+        " wall time and by CPU time, and the share of requests that both answer with the same tokens."
+    )
+    for name, command in (
+        ("engine", "python -m benchmarks.engine"),
+        ("engine_beside_others", "python -m benchmarks.engine --others sglang"),
+    ):
+        rows = [
+            [
+                measured["dtype"],
+                measured["concurrent"],
+                other,
+                f"{measured['engine']['tokens_per_s'] / figures['tokens_per_s']:.2f}",
+                f"{median(figures['cpu_s']) / median(measured['engine']['cpu_s']):.2f}",
+                share(figures["same_tokens"]) if "same_tokens" in figures else "",
+            ]
+            for measured in result(name)["measurements"]
+            for other, figures in measured.items()
+            if isinstance(figures, dict) and "tokens_per_s" in figures and other != "engine"
+        ]
+        yield table(["dtype", "in flight", "beside", "wall time", "CPU time", "same tokens"], rows)
+        yield source(name, command)
+
+
+def sglang() -> Iterator[str]:
+    yield "## On SGLang"
+    about = result("sglang_share")
+    cells = about["measurements"]
+    yield "Throughput as a ratio to SGLang's own endpoint on the same server, float32 on a CPU, 8 requests in flight:"
+    yield table([cell["cell"] for cell in cells], [[f"{cell['ratio']:.2f}" for cell in cells]])
+    yield source("sglang_share", "python -m benchmarks.sglang_share")
+
+
+def gateway() -> Iterator[str]:
+    yield "## The gateway"
+    about = result("gateway")
+    yield "CPU of the proxy's process for each request that is handed on in mode off, and for each streamed chunk, at 16 in flight; latency is with the load generator on the same cores."
+    rows = []
+    for subject in about["subjects"]:
+        cells = {(cell["concurrent"], cell["stream"]): cell for cell in subject["cells"]}
+        whole, stream = cells[16, False], cells[16, True]
+        chunk_us = 1000 * (stream["cpu_ms_per_request"] - whole["cpu_ms_per_request"]) / CHUNKS
+        errors = sum(cell["errors"] for cell in subject["cells"])
+        if subject["name"] != "direct":
+            rows.append(
+                [
+                    subject["name"],
+                    f"{whole['cpu_ms_per_request']:.2f}",
+                    f"{chunk_us:.0f}",
+                    f"{whole['p50_ms']:.1f}",
+                    f"{whole['p99_ms']:.1f}",
+                    f"{subject['idle_mb']:.0f}",
+                    errors,
+                ]
+            )
+    yield table(["", "ms a request", "µs a chunk", "P50, ms", "P99, ms", "MB idle", "errors"], rows)
+    yield source("gateway", "python -m benchmarks.gateway")
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n\n".join(sections()) + "\n")
