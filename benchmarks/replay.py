@@ -27,7 +27,8 @@ import httpx
 
 from benchmarks.parts import parser, save, shape
 from benchmarks.report import circumstances, print_table
-from gateway.backend_client import BackendClient, open_http
+from gateway.backend_client import BackendClient
+from gateway.http_client import HttpClient
 from gateway.receipts.key_files import write_new_key
 from gateway.receipts.receipt import parse
 from gateway.receipts.replay import replay
@@ -113,7 +114,7 @@ async def _round(gateway: str, first: Engine, second: Engine, number: int, count
         answer.raise_for_status()
         receipt = await http.get(f"/receipts/{answer.headers['x-verbatim-receipt']}")
     cpu_s, begun = second.cpu_s(), time.perf_counter()
-    async with open_http(connect_timeout_s=5.0, first_byte_timeout_s=_TIMEOUT_S) as backend_http:
+    async with HttpClient(connect_timeout_s=5.0, silence_timeout_s=_TIMEOUT_S) as backend_http:
         client = BackendClient(backend_http, second.url, _TIMEOUT_S)
         said = parse(receipt.content).statement.answer
         prompts = [prompt.tokens or () for prompt in said.prompts]

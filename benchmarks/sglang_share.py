@@ -19,18 +19,17 @@ from itertools import count
 from statistics import median
 from typing import Any
 
-import aiohttp
-
 from backend.engine.open_checkpoint import SMOLLM2
 from backend.protocol import Info, Sampling
 from benchmarks.engine import SGLANG_PYTHON
 from benchmarks.prompts import Prompts
 from benchmarks.report import circumstances, print_table, write
-from gateway.backend_client import BackendClient, open_http
+from gateway.backend_client import BackendClient
 from gateway.domain import Commit, Job
 from gateway.driver import run_fast, run_verified
 from gateway.dvr import Verifier
 from gateway.errors import BackendError
+from gateway.http_client import HttpClient, Server
 
 _CELLS = ("own", "off", "10 %", "50 %", "100 %")
 _POLL_S = 1.0
@@ -39,7 +38,7 @@ _POLL_S = 1.0
 class Bench:
     """One server, its client, and the next prompt's number."""
 
-    def __init__(self, backend: BackendClient, http: aiohttp.ClientSession, info: Info, prompts: Prompts, tokens: int):
+    def __init__(self, backend: BackendClient, http: HttpClient, info: Info, prompts: Prompts, tokens: int):
         self._backend = backend
         self._http = http
         self._info = info
@@ -95,13 +94,20 @@ class Bench:
     async def _own(self, tokens: int) -> None:
         sampling = {"max_new_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
         body = {"input_ids": list(self._job(tokens).prompt), "sampling_params": sampling, "stream": True}
-        async with self._http.post(f"{self._backend.url}/generate", json=body) as response:
-            seen = 0
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    total = json.loads(line[6:])["meta_info"]["completion_tokens"]
-                    self._produced += total - seen
-                    seen = total
+        headers = [(b"content-type", b"application/json")]
+        server = Server.at(self._backend.url)
+        incoming = await self._http.post(server, b"/generate", headers, json.dumps(body).encode())
+        try:
+            seen, line = 0, b""
+            while some := await incoming.read_some():
+                *lines, line = (line + some).split(b"\n")
+                for complete in lines:
+                    if complete.startswith(b"data: {"):
+                        total = json.loads(complete[6:])["meta_info"]["completion_tokens"]
+                        self._produced += total - seen
+                        seen = total
+        finally:
+            incoming.close()
 
 
 @contextmanager
@@ -121,7 +127,7 @@ def server(port: int, shape: tuple[int, int]) -> Iterator[str]:
 
 async def run(url: str, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of all cells."""
-    async with open_http(connect_timeout_s=5, first_byte_timeout_s=300) as http:
+    async with HttpClient(connect_timeout_s=5, silence_timeout_s=300) as http:
         backend = BackendClient(http, url, call_timeout_s=300)
         while True:
             try:

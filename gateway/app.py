@@ -32,7 +32,6 @@ from gateway.admin.routes import build_admin_router
 from gateway.admin.status import Status, build_status_router
 from gateway.admission import Admission
 from gateway.authentication import Authenticator
-from gateway.backend_client import open_http
 from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.memory import MemoryLogs
 from gateway.commit_log.redis import RedisLogs
@@ -130,12 +129,9 @@ async def serve(
     announce: Callable[[str], None],
 ) -> None:
     """Run the gateway on a bound socket until it is told to stop; `announce` gets the base URL once it answers."""
-    connect_s, silence_s = settings.connect_timeout_s, settings.first_byte_timeout_s
-    http = open_http(connect_timeout_s=connect_s, first_byte_timeout_s=silence_s)
-    upstream_http = HttpClient(connect_timeout_s=connect_s, silence_timeout_s=silence_s)
+    http = HttpClient(connect_timeout_s=settings.connect_timeout_s, silence_timeout_s=settings.first_byte_timeout_s)
     async with (
         http,
-        upstream_http,
         open_redis(settings.redis, settings.redis_timeout_s) as redis,
         open_tracing(settings.traces) as tracing,
     ):
@@ -145,7 +141,7 @@ async def serve(
         sealer = open_sealer(settings.cache_keys)
         shared = None if redis is None else RedisLogs(redis, time.monotonic, sealer=sealer)
         commit_log = CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic), shared)
-        served = await connect(http, upstream_http, models, settings, draw_seed, limiter, commit_log)
+        served = await connect(http, models, settings, draw_seed, limiter, commit_log)
         authenticator = Authenticator(policies, TokenKeys(http), time.time)
         receipts = MemoryReceipts(settings.receipt_bytes, time.monotonic)
         receipt_sealer = ReceiptSealer(() if settings.cache_keys is None else read_keys(settings.cache_keys))

@@ -1,10 +1,8 @@
 """The window protocol over HTTP: one backend, typed calls, typed errors.
 
-Owns deadlines and the translation of everything aiohttp or the wire can do wrong into our errors. Knows nothing of what
-the calls are for, and tries each of them once: who else may be asked is the replica group's business. Cancelling a call
-closes its connection, which is how the backend learns that nobody wants the answer any more.
-
-Connections are not limited here. Admission bounds what is in flight; a second, silent bound would only add waiting.
+Owns deadlines and the translation of what a backend says into our errors; those of the wire are the HTTP client's.
+Knows nothing of what the calls are for, and tries each of them once: who else may be asked is the replica group's
+business. Cancelling a call closes its connection: so the backend learns that nobody wants the answer any more.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-import aiohttp
 import msgspec
 
 from backend.protocol import (
@@ -37,40 +34,24 @@ from gateway.errors import (
     BackendRefused,
     BackendTimeout,
     BackendUnavailable,
-    BackendUnreachable,
     GatewayError,
     RoleRefused,
 )
+from gateway.http_client import Header, HttpClient, Incoming, Server
 from gateway.telemetry.record import recording
 from gateway.telemetry.tracing import NO_SPAN, Span
 
 Answer = TypeVar("Answer")
 
-KEEPALIVE_S = 2.0
-"""Below the 5 s after which uvicorn closes an idle connection, so that we never write into one being closed."""
-
-
-def open_http(*, connect_timeout_s: float, first_byte_timeout_s: float) -> aiohttp.ClientSession:
-    """The HTTP client of a whole gateway; to be called in its event loop. The second timeout is for each read."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=first_byte_timeout_s),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=("accept", "accept-encoding", "user-agent"),  # streams are read as they come
-        trust_env=False,
-    )
-
 
 class BackendClient:
     """Calls to the backend at `url`. The timeouts bound each call as a whole, and each question after its health."""
 
-    def __init__(
-        self, http: aiohttp.ClientSession, url: str, call_timeout_s: float, health_timeout_s: float = 5.0
-    ) -> None:
+    def __init__(self, http: HttpClient, url: str, call_timeout_s: float, health_timeout_s: float = 5.0) -> None:
         self._http = http
         self._call_timeout_s = call_timeout_s
         self._health_timeout_s = health_timeout_s
+        self._server = Server.at(url)
         self.url = url.rstrip("/")
 
     def __repr__(self) -> str:
@@ -97,9 +78,9 @@ class BackendClient:
     async def health(self) -> Health:
         """The backend's own word; status 503 carries one too, so it is not an error here."""
         deadline = asyncio.get_running_loop().time() + self._health_timeout_s
-        status, content, headers = await self._exchange("GET", "/healthz", None, deadline, NO_SPAN)
+        status, content, retry_after_s = await self._exchange("GET", "/healthz", None, deadline, NO_SPAN)
         if status not in (200, 503):
-            raise _refusal(status, content, headers)
+            raise _refusal(status, content, retry_after_s)
         return _decode(content, Health)
 
     def decode(self, request: DecodeRequest) -> AsyncGenerator[DecodeEvent]:
@@ -121,17 +102,18 @@ class BackendClient:
         record = recording()
         with self._span(name, asked) as span:
             with record.calling():
-                response = await self._send("POST", f"/v1/{name}", body, deadline, span)
+                incoming = await self._send("POST", f"/v1/{name}", body, deadline, span)
             try:
-                if response.status != 200:
-                    raise _refusal(response.status, await self._read(response, deadline), response.headers)
+                if incoming.status != 200:
+                    content = await self._read(incoming, deadline)
+                    raise _refusal(incoming.status, content, incoming.header(_RETRY_AFTER))
                 line = b""
                 while True:
                     record.wait()
                     try:
                         with translated():
                             async with asyncio.timeout_at(deadline):
-                                chunk = await response.content.readany()
+                                chunk = await incoming.read_some()
                     finally:
                         record.go_on()
                     if not chunk:
@@ -142,51 +124,51 @@ class BackendClient:
                 if line:
                     raise BackendFailed("the backend's stream broke off in the middle of a line")
             finally:
-                response.release()  # Closes the connection unless all has been read.
+                incoming.close()  # Closes the connection unless all has been read.
 
     async def _call(
         self, method: str, path: str, body: msgspec.Struct | None, answer: type[Answer], span: Span
     ) -> Answer:
         with recording().calling():
-            status, content, headers = await self._exchange(method, path, body, self._deadline(), span)
+            status, content, retry_after_s = await self._exchange(method, path, body, self._deadline(), span)
         if status != 200:
-            raise _refusal(status, content, headers)
+            raise _refusal(status, content, retry_after_s)
         return _decode(content, answer)
 
     async def _exchange(
         self, method: str, path: str, body: msgspec.Struct | None, deadline: float, span: Span
-    ) -> tuple[int, bytes, Mapping[str, str]]:
-        response = await self._send(method, path, body, deadline, span)
+    ) -> tuple[int, bytes, str | None]:
+        incoming = await self._send(method, path, body, deadline, span)
         try:
-            return response.status, await self._read(response, deadline), response.headers
+            return incoming.status, await self._read(incoming, deadline), incoming.header(_RETRY_AFTER)
         finally:
-            response.release()
+            incoming.close()
 
-    async def _send(
-        self, method: str, path: str, body: msgspec.Struct | None, deadline: float, span: Span
-    ) -> aiohttp.ClientResponse:
-        content = None if body is None else msgspec.json.encode(body)
-        headers = recording().headers(span) | ({} if body is None else _JSON)
+    async def _send(self, method: str, path: str, body: msgspec.Struct | None, deadline: float, span: Span) -> Incoming:
+        said = recording().headers(span).items()
+        headers: list[Header] = [(name.lower().encode(), value.encode("latin-1")) for name, value in said]
         with translated():
             async with asyncio.timeout_at(deadline):
-                return await self._http.request(
-                    method, self.url + path, data=content, headers=headers, allow_redirects=False
-                )
+                if body is None:
+                    return await self._http.get(self._server, path.encode(), headers)
+                content = msgspec.json.encode(body)
+                return await self._http.post(self._server, path.encode(), [*headers, _JSON], content)
 
     def _span(self, name: str, asked: Mapping[str, int]) -> Span:
         return recording().span.child(name, {"url.full": self.url, **asked}, calls=True)
 
     @staticmethod
-    async def _read(response: aiohttp.ClientResponse, deadline: float) -> bytes:
+    async def _read(incoming: Incoming, deadline: float) -> bytes:
         with translated():
             async with asyncio.timeout_at(deadline):
-                return await response.read()
+                return await incoming.read()
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._call_timeout_s
 
 
-_JSON = {"content-type": "application/json"}
+_JSON = (b"content-type", b"application/json")
+_RETRY_AFTER = b"retry-after"
 
 
 def _work(request: DraftRequest | VerifyRequest | DecodeRequest) -> dict[str, int]:
@@ -196,26 +178,19 @@ def _work(request: DraftRequest | VerifyRequest | DecodeRequest) -> dict[str, in
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises `BackendError` for whatever aiohttp or a deadline raises."""
+    """Raises `BackendTimeout` where a deadline strikes."""
     try:
         yield
-    except aiohttp.ClientConnectorError as error:
-        raise BackendUnreachable(f"the backend cannot be reached: {error.strerror or error}") from error
-    except aiohttp.ConnectionTimeoutError as error:
-        raise BackendUnreachable("the backend cannot be reached: the connection took too long") from error
     except TimeoutError as error:
         raise BackendTimeout("the backend did not answer in time") from error
-    except aiohttp.ClientError as error:
-        raise BackendFailed(f"the connection to the backend broke: {error or type(error).__name__}") from error
 
 
-def _refusal(status: int, content: bytes, headers: Mapping[str, str]) -> GatewayError:
+def _refusal(status: int, content: bytes, retry_after_s: str | None) -> GatewayError:
     try:
         detail = msgspec.json.decode(content, type=ErrorBody).error
     except msgspec.DecodeError:
         detail = ErrorDetail("", f"the backend answered status {status}")
     message = detail.message
-    retry_after_s = headers.get("retry-after")
     if status == 503:
         return BackendUnavailable(message, retry_after_s=retry_after_s)
     if status == 409:

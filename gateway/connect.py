@@ -13,7 +13,6 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
-import aiohttp
 import msgspec
 
 from backend.protocol import PROTOCOL_VERSION
@@ -41,8 +40,7 @@ log = logging.getLogger(__name__)
 
 
 async def connect(
-    http: aiohttp.ClientSession,
-    upstream_http: HttpClient,
+    http: HttpClient,
     configs: Sequence[ModelConfig],
     settings: Settings,
     draw_seed: Callable[[], int],
@@ -54,7 +52,7 @@ async def connect(
     admission = Admission(settings.max_concurrent, settings.answer_timeout_s)
 
     async def open_model(config: ModelConfig) -> Model:
-        upstreams = UpstreamGroup(upstream_http, config.upstreams) if config.upstreams else None
+        upstreams = UpstreamGroup(http, config.upstreams) if config.upstreams else None
         if not config.backends:
             assert config.name is not None
             return Model(config.name, upstreams=upstreams)

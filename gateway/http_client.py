@@ -1,8 +1,9 @@
-"""HTTP/1.1 to the servers that requests are handed on to: connections kept, bytes written, silence noticed.
+"""HTTP/1.1 to backends, upstreams and issuers of tokens: connections kept, bytes written, silence noticed.
 
-Does what handing on needs and no more: POST of a body in memory, an answer read as it comes, no redirects, no cookies,
-no decompression, no headers of its own but Host and Content-Length. Owns deadlines of connecting and of silence, and
-the translation of what sockets do wrong into our errors. Each request is tried once.
+Does what a gateway needs and no more: a body in memory, an answer read as it comes, no redirects, no cookies, no
+decompression, no headers of its own but Host and Content-Length. Owns deadlines of connecting and of silence, and the
+translation of what sockets do wrong into our errors. Each request is tried once, but for a GET on a connection that
+turns out to have been closed.
 
 Connections are not limited here. Admission bounds what is in flight; a second, silent bound would only add waiting.
 """
@@ -17,13 +18,15 @@ from types import TracebackType
 from typing import Self, cast
 from urllib.parse import quote, urlsplit
 
-from gateway.errors import BackendError, BackendFailed, BackendTimeout, BackendUnreachable
+from gateway.errors import BackendError, BackendFailed, BackendTimeout, BackendUnreachable, ConfigError
 from gateway.http_answer import HttpAnswer
 
 Header = tuple[bytes, bytes]
 
 KEEPALIVE_S = 2.0
 """Below the 5 s after which uvicorn closes an idle connection, so that we never write into one being closed."""
+
+_AS_IT_IS = "/%:@!$&'()*+,;=~"
 
 HIGH_WATER_BYTES = 64 * 1024
 """With so much of an answer unread its server is held back."""
@@ -41,19 +44,28 @@ class Server:
 
     @classmethod
     def at(cls, url: str) -> Self:
-        """Of a URL that has been checked: http or https, a host, no user, query or fragment."""
+        """Raises `ConfigError` for what leads nowhere."""
         parts = urlsplit(url)
-        assert parts.hostname is not None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"not an http:// or https:// URL: {url}")
         tls = parts.scheme == "https"
         name = parts.hostname.encode("idna").decode() if ":" not in parts.hostname else f"[{parts.hostname}]"
         authority = name if parts.port is None else f"{name}:{parts.port}"
-        path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+        path = quote(parts.path.rstrip("/"), safe=_AS_IT_IS)
         port = parts.port or (443 if tls else 80)
         return cls(parts.hostname, port, tls, authority.encode(), path.encode())
 
+    @classmethod
+    def of(cls, url: str) -> tuple[Self, bytes]:
+        """The server of a whole URL, and the target there."""
+        parts = urlsplit(url)
+        query = f"?{quote(parts.query, safe=_AS_IT_IS + '?')}" if parts.query else ""
+        target = quote(parts.path or "/", safe=_AS_IT_IS) + query
+        return cls.at(f"{parts.scheme}://{parts.netloc}"), target.encode()
+
 
 class HttpClient:
-    """The connections of a gateway to its upstreams. To be made in its event loop."""
+    """The connections of a whole gateway. To be made in its event loop."""
 
     def __init__(
         self, *, connect_timeout_s: float, silence_timeout_s: float, tls: ssl.SSLContext | None = None
@@ -80,16 +92,35 @@ class HttpClient:
         if self._sweep is not None:
             self._sweep.cancel()
 
+    async def get(self, server: Server, target: bytes, headers: Iterable[Header] = ()) -> Incoming:
+        """As `post`, for what may be asked twice."""
+        used = bool(self._idle.get(server))
+        try:
+            return await self._ask(b"GET", server, target, headers, b"")
+        except BackendFailed:
+            if not used:
+                raise
+            for connection in self._idle.pop(server, []):
+                connection.close()  # They may be gone too.
+            return await self._ask(b"GET", server, target, headers, b"")
+
     async def post(self, server: Server, target: bytes, headers: Iterable[Header], body: bytes) -> Incoming:
         """Send a body to `target` below the base URL and wait for the answer's head; raises `BackendError`.
 
         The headers come from a parsed request or from our settings: they hold no line breaks.
         """
-        head = [b"POST %b%b HTTP/1.1\r\nhost: %b\r\n" % (server.path, target, server.authority)]
+        return await self._ask(b"POST", server, target, headers, body)
+
+    async def _ask(
+        self, method: bytes, server: Server, target: bytes, headers: Iterable[Header], body: bytes
+    ) -> Incoming:
+        head = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (method, server.path, target, server.authority)]
         head += [b"%b: %b\r\n" % header for header in headers]
-        head.append(b"content-length: %d\r\n\r\n" % len(body))
+        if method == b"POST":
+            head.append(b"content-length: %d\r\n" % len(body))
+        head.append(b"\r\n")
         sent = b"".join(head)
-        assert sent.count(b"\n") == len(head) + 2
+        assert sent.count(b"\n") == len(head) + 1
         connection = await self._connection(server)
         incoming = Incoming(self, server, connection)
         try:
@@ -157,6 +188,11 @@ class Incoming:
     @property
     def headers(self) -> list[Header]:
         return self._answer.headers
+
+    def header(self, name: bytes) -> str | None:
+        """The value of a header, by its name in lower case."""
+        value = dict(self.headers).get(name)
+        return None if value is None else value.decode("latin-1")
 
     def read_some(self) -> Awaitable[bytes]:
         """What has come of the body, as soon as anything has; empty at its end. Raises `BackendError`."""

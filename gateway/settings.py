@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
+from urllib.parse import urlsplit
 
 from gateway.errors import ConfigError
 from policies.api_keys import parse_hash
@@ -105,7 +106,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        if self.backend is not None and not self.backend.startswith(("http://", "https://")):
+        if self.backend is not None and not _is_url(self.backend):
             raise ConfigError("backend must be an http:// or https:// URL", param="backend")
         if self.backend is not None and self.models is not None:
             raise ConfigError("backend and models exclude each other", param="models")
@@ -155,6 +156,14 @@ class SettingInfo:
     @property
     def variable(self) -> str:
         return ENV_PREFIX + self.name.upper()
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no right port
+        return False
 
 
 def _info(one: Field[Any], hint: Any) -> SettingInfo:

@@ -13,10 +13,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import aiohttp
 from jwt import PyJWK, PyJWTError
 
-from gateway.errors import IssuerUnavailable
+from gateway.errors import BackendError, IssuerUnavailable
+from gateway.http_client import HttpClient, Server
 from policies.document import Jwt
 
 MAX_AGE_S = 600.0
@@ -70,7 +70,7 @@ def _key(key: dict[str, object], algorithm: str) -> PyJWK | None:
 class TokenKeys:
     """Finds keys. Holds those of one policy at a time: after a change the others are forgotten."""
 
-    def __init__(self, http: aiohttp.ClientSession, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, http: HttpClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._http = http
         self._clock = clock
         self._source: str | None = None
@@ -103,21 +103,23 @@ class TokenKeys:
                 try:
                     self._keys = KeySet(await self._fetch(url))
                     self._fetched_at = now
-                except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
+                except (BackendError, TimeoutError, ValueError, RecursionError) as error:
                     log.error("the keys at %s cannot be fetched: %s", url, type(error).__name__)
         if self._keys is None:
             raise IssuerUnavailable("the keys that tokens are checked with cannot be fetched now", retry_after_s="5")
         return self._keys
 
     async def _fetch(self, url: str) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S)
-        # A redirect would lead where the policy does not.
-        async with self._http.get(url, allow_redirects=False, timeout=timeout) as response:
-            if response.status != 200:
-                raise ValueError(f"status {response.status}")
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > MAX_BYTES:
-                    raise ValueError("the key set is too long")
-            return bytes(body)
+        async with asyncio.timeout(FETCH_TIMEOUT_S):
+            incoming = await self._http.get(*Server.of(url))
+            try:
+                if incoming.status != 200:  # A redirect would lead where the policy does not.
+                    raise ValueError(f"status {incoming.status}")
+                body = bytearray()
+                while some := await incoming.read_some():
+                    body += some
+                    if len(body) > MAX_BYTES:
+                        raise ValueError("the key set is too long")
+                return bytes(body)
+            finally:
+                incoming.close()

@@ -17,8 +17,9 @@ import click
 import httpx
 
 from backend.protocol import Info
-from gateway.backend_client import BackendClient, open_http
+from gateway.backend_client import BackendClient
 from gateway.errors import GatewayError, RequestError
+from gateway.http_client import HttpClient
 from gateway.openai_api.parsers import PARSERS
 from gateway.prompt_tokens import PromptTokens
 from gateway.receipts.chain import prompt_digest
@@ -119,7 +120,7 @@ def replay(receipt: IO[bytes], backend: str, keys: str | None, body: Path | None
 
 
 async def _replay(statement: Statement, url: str, content: bytes | None) -> Difference | None:
-    async with open_http(connect_timeout_s=CONNECT_TIMEOUT_S, first_byte_timeout_s=CALL_TIMEOUT_S) as http:
+    async with HttpClient(connect_timeout_s=CONNECT_TIMEOUT_S, silence_timeout_s=CALL_TIMEOUT_S) as http:
         client = BackendClient(http, url, CALL_TIMEOUT_S)
         info = await client.info()
         expected = statement.answer.fingerprint

@@ -19,9 +19,10 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from gateway.backend_client import BackendClient, open_http
+from gateway.backend_client import BackendClient
 from gateway.cli.children import Child, Children
 from gateway.errors import BackendError
+from gateway.http_client import HttpClient
 from gateway.settings import Settings
 from policies.api_keys import new_key
 
@@ -101,7 +102,7 @@ async def _until_ready(settings: Settings, console: Console, admin_key: str | No
     """Show the engine's progress until the gateway answers; returns what to tell the user then."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     assert settings.backend is not None
-    http = open_http(connect_timeout_s=1.0, first_byte_timeout_s=5.0)
+    http = HttpClient(connect_timeout_s=1.0, silence_timeout_s=5.0)
     async with http, httpx.AsyncClient(base_url=settings.base_url, trust_env=False) as client:
         engine = BackendClient(http, settings.backend, call_timeout_s=5.0)
         with Progress(*columns, console=console) as progress:

@@ -19,7 +19,6 @@ from toy_backend import ToyBackend
 
 from gateway.app import build_app
 from gateway.authentication import Authenticator, Policies
-from gateway.backend_client import open_http
 from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.memory import MemoryLogs
 from gateway.connect import connect
@@ -117,14 +116,11 @@ async def launch_models(
     """A gateway over many backends. Nobody looks after their health unless a test does."""
     settings = Settings(**overrides)  # type: ignore[arg-type]
     connect_s, silence_s = settings.connect_timeout_s, settings.first_byte_timeout_s
-    async with (
-        open_http(connect_timeout_s=connect_s, first_byte_timeout_s=silence_s) as backend_http,
-        HttpClient(connect_timeout_s=connect_s, silence_timeout_s=silence_s) as upstream_http,
-    ):
+    async with HttpClient(connect_timeout_s=connect_s, silence_timeout_s=silence_s) as http_client:
         limiter = Limiter(store or MemoryStore(time.monotonic))
         commit_log = commit_log or CommitLog(MemoryLogs(settings.cache_bytes, time.monotonic))
-        models = await connect(backend_http, upstream_http, configs, settings, draw_seed, limiter, commit_log, no_sleep)
-        authenticator = Authenticator(policies, TokenKeys(backend_http), time.time)
+        models = await connect(http_client, configs, settings, draw_seed, limiter, commit_log, no_sleep)
+        authenticator = Authenticator(policies, TokenKeys(http_client), time.time)
         keys = KeyFolder(None if settings.receipt_keys is None else Path(settings.receipt_keys))
         memory = MemoryReceipts(settings.receipt_bytes, time.monotonic)
         notary = Notary(keys, memory, receipts, time.time)

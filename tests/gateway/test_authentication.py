@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import aiohttp
 import jwt
 import pytest
 from aiohttp import web
@@ -21,6 +20,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from gateway.authentication import MAX_TOKEN_CHARS, Authenticator
 from gateway.errors import IssuerUnavailable, NotAllowed, Unauthenticated
+from gateway.http_client import HttpClient
 from gateway.token_keys import MAX_AGE_S, MAX_BYTES, RETRY_EVERY_S, UNKNOWN_ID_EVERY_S, KeySet, TokenKeys
 from policies.document import FixedPolicy, Jwt, Policy, Rule, Tenant
 
@@ -65,7 +65,7 @@ def policy(rules: Jwt) -> Policy:
 
 @asynccontextmanager
 async def authenticator(rules: Jwt, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[Authenticator]:
-    async with aiohttp.ClientSession() as http:
+    async with HttpClient(connect_timeout_s=5.0, silence_timeout_s=5.0) as http:
         yield Authenticator(FixedPolicy(policy(rules)), TokenKeys(http, clock), time.time)
 
 
@@ -146,7 +146,7 @@ async def test_a_token_that_does_not_hold_is_refused_and_not_taken_for_a_visitor
 
 
 async def test_without_a_section_jwt_a_token_is_no_credential() -> None:
-    async with aiohttp.ClientSession() as http:
+    async with HttpClient(connect_timeout_s=5.0, silence_timeout_s=5.0) as http:
         open_to_all = Policy({"a": Tenant("a", Rule("tenants.a"))}, anonymous="a")
         asked = Authenticator(FixedPolicy(open_to_all), TokenKeys(http), time.time)
         assert await tenant(asked, token()) == "a"
@@ -273,7 +273,7 @@ async def test_an_issuer_that_cannot_be_reached(issuer: Issuer, caplog: pytest.L
 
 
 async def test_a_policy_that_names_other_keys_has_them(issuer: Issuer) -> None:
-    async with aiohttp.ClientSession() as http:
+    async with HttpClient(connect_timeout_s=5.0, silence_timeout_s=5.0) as http:
         keys = TokenKeys(http)
         assert await keys.find(rules(url=issuer.url), "r", "RS256") is not None
         assert await keys.find(rules(jwks(ec_jwk())), "r", "RS256") is None

@@ -13,7 +13,7 @@ from toy_backend import Drop, Fault, Hang, HangAfter, Status, ToyBackend, on
 from toy_model import FILES
 
 from backend.protocol import DraftRequest, Health, Info, StreamRequest, VerifyRequest
-from gateway.backend_client import BackendClient, open_http
+from gateway.backend_client import BackendClient
 from gateway.errors import (
     BackendFailed,
     BackendRefused,
@@ -23,13 +23,14 @@ from gateway.errors import (
     GatewayError,
     RoleRefused,
 )
+from gateway.http_client import HttpClient
 
 VERIFY = VerifyRequest([1, 2], 0, [])
 STREAM = StreamRequest([1, 2], 5)
 
 
 async def open_client(url: str, first_byte_s: float = 60.0, call_s: float = 60.0) -> AsyncIterator[BackendClient]:
-    async with open_http(connect_timeout_s=5.0, first_byte_timeout_s=first_byte_s) as http:
+    async with HttpClient(connect_timeout_s=5.0, silence_timeout_s=first_byte_s) as http:
         yield BackendClient(http, url, call_s)
 
 

@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import BackendFailed, BackendTimeout, BackendUnreachable
+from gateway.errors import BackendFailed, BackendTimeout, BackendUnreachable, ConfigError
 from gateway.http_answer import MAX_HEAD_BYTES, HttpAnswer
 from gateway.http_client import HIGH_WATER_BYTES, HttpClient, Server
 
@@ -408,6 +408,54 @@ def test_tls(tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]) 
 )
 def test_where_a_url_leads(url: str, server: Server) -> None:
     assert Server.at(url) == server
+
+
+@pytest.mark.parametrize("url", ["", "a.example", "ftp://a.example", "http://", "http://:80/"])
+def test_what_leads_nowhere(url: str) -> None:
+    with pytest.raises(ConfigError):
+        Server.at(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("http://a.example", b"/"),
+        ("http://a.example/x/", b"/x/"),
+        ("http://a.example/x%20y?a=b%2F&c=/?", b"/x%20y?a=b%2F&c=/?"),
+        ("http://a.example/\u00e9 ?\u00e9 ", b"/%C3%A9%20?%C3%A9%20"),
+    ],
+)
+def test_where_a_whole_url_leads(url: str, target: bytes) -> None:
+    assert Server.of(url) == (Server("a.example", 80, False, b"a.example", b""), target)
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+async def test_only_what_may_be_asked_twice_is(method: str) -> None:
+    """Of two kept connections the server forgets both: a GET is sent again on a new one, a POST is not."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await both.wait()
+        writer.write(WHOLE)
+        asked.append((await reader.readuntil(b"\r\n\r\n")).partition(b" ")[0])  # and no answer
+
+    both = asyncio.Barrier(2)
+    async with serving(serve) as url, client() as http:
+        server = Server.at(url)
+        for incoming in await asyncio.gather(http.get(server, b"/x"), http.get(server, b"/x")):
+            assert await incoming.read() == b"hello"
+            incoming.close()
+        if method == "post":
+            with pytest.raises(BackendFailed):
+                await http.post(server, b"/x", [], b"")
+            assert asked == [b"POST"]
+        else:
+            both = asyncio.Barrier(1)
+            incoming = await http.get(server, b"/x")
+            assert await incoming.read() == b"hello"
+            incoming.close()
+            assert asked == [b"GET"]
 
 
 async def test_a_request_that_is_cancelled_closes_its_connection() -> None:

@@ -231,6 +231,8 @@ def test_defaults_environment_and_flags() -> None:
     [
         ({}, {}, "VERBATIM_BACKEND"),
         ({"backend": "ftp://x"}, {}, "--backend: "),
+        ({"backend": "http://"}, {}, "--backend: "),
+        ({"backend": "http://x:y"}, {}, "--backend: "),
         ({}, {"VERBATIM_BACKEND": "x"}, "VERBATIM_BACKEND: "),
         ({"backend": "http://x", "port": 65536}, {}, "--port: "),
         ({"backend": "http://x", "port": -1}, {}, "--port: "),
