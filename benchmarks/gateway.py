@@ -84,7 +84,8 @@ def subjects(upstream: int, options: argparse.Namespace, folder: Path) -> list[S
     base = f"http://127.0.0.1:{upstream}/v1"
     models = folder / "models.yaml"
     models.write_text(f"version: 1\nmodels:\n  mock:\n    upstreams:\n      - url: {base}\n")
-    ours = ["-m", "gateway.cli", "gateway", "--models", str(models), "--max-concurrent", "4096", "--port"]
+    ours = ["-m", "gateway.cli", "gateway", "--no-access-log", "--models", str(models)]
+    ours += ["--max-concurrent", "4096", "--port"]
     port = _free_port()
     found = [Subject("direct", upstream, None), Subject("verbatim", port, [sys.executable, *ours, str(port)])]
     port = _free_port()

@@ -42,7 +42,7 @@ def main() -> None:
         socket = directory / "redis.sock"
         _start(stack, [str(get_binary_path()), "--port", "0", "--unixsocket", str(socket), "--save", ""], "Ready")
         argv = [sys.executable, "-m", "gateway.cli", "gateway", "--backend", options.backend, "--policy", str(policy)]
-        argv += ["--redis", f"unix://{socket}", "--port", "0"]
+        argv += ["--redis", f"unix://{socket}", "--port", "0", "--no-access-log"]
         urls = [_start(stack, argv, "Serving on ").rpartition("Serving on ")[2] for _ in range(options.gateways)]
         statuses = asyncio.run(_ask(urls, options))
     answered = statuses[200]
