@@ -46,12 +46,34 @@ def test_every_variable_in_the_code_is_on_the_page_and_the_other_way_round() -> 
     assert on_page - made - named == set()
 
 
-def test_every_flag_of_every_command_is_on_the_page() -> None:
-    def walk(command: click.Command) -> set[str]:
-        own = {flag for one in command.params if isinstance(one, click.Option) for flag in one.opts}
-        inner = command.commands.values() if isinstance(command, click.Group) else ()
-        return own.union(*map(walk, inner))
+def flags_of(command: click.Command) -> set[str]:
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    own = {flag for one in options for flag in (*one.opts, *one.secondary_opts)}
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    return own.union(*map(flags_of, inner))
 
-    flags = walk(main) - {"--version"}
+
+def test_every_flag_of_every_command_is_on_the_page() -> None:
+    flags = flags_of(main) - {"--version"}
     assert len(flags) > 30
     assert [flag for flag in sorted(flags) if f"`{flag}`" not in PAGE] == []
+
+
+def test_no_document_speaks_of_a_setting_that_there_is_not() -> None:
+    """Variables anywhere, flags where a command of ours stands before them."""
+    flags = {"--help", *flags_of(main), *re.findall(r"`(--[a-z-]+)`", PAGE)}
+    known = set(VARIABLE.findall(PAGE))
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docker-compose*"), ROOT / "Dockerfile"]
+    texts += [path for path in ROOT.glob("deploy/**/*") if path.suffix in (".yaml", ".yml", ".md", ".env")]
+    assert len(texts) > 10
+    wrong = []
+    for path in texts:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            found = set(VARIABLE.findall(line)) - known
+            command = re.search(
+                r"\bverbatim (?:up|gateway|demo|admin|policy|keys|receipts|replay|backend engine)\b[^`|]*", line
+            )
+            if command is not None:
+                found |= set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", command[0])) - flags
+            wrong += [f"{path.relative_to(ROOT)}:{number}: {name}" for name in sorted(found)]
+    assert wrong == []
