@@ -23,6 +23,9 @@ UNKNOWN = "other"
 """The route of requests for paths that there are none of here: what clients make up becomes no label."""
 
 
+MAX_PATH = 200
+"""So much of such a path is logged."""
+
 _REQUEST_ID = REQUEST_ID.encode()
 
 
@@ -68,6 +71,8 @@ class Observed:
             if not record.route:
                 # The router leaves its choice in the scope.
                 record.route = getattr(scope.get("route"), "path", UNKNOWN)
+                if record.route == UNKNOWN:
+                    record.path = scope["path"][:MAX_PATH]
             self._traffic.in_flight -= 1
             if not record.status:
                 record.status = CLIENT_LEFT  # Nothing was sent, so nobody was there.

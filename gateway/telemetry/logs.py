@@ -98,7 +98,7 @@ def log_access(record: Record) -> None:
     if not log.isEnabledFor(level):
         return
     fields: dict[str, object] = {"status": record.status, "duration_s": round(record.duration_s, 6)}
-    for name in ("code", "tenant", "model", "mode", "via", "cache"):
+    for name in ("path", "code", "tenant", "model", "mode", "via", "cache"):
         if value := getattr(record, name):
             fields[name] = value
     if record.mode:

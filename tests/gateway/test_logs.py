@@ -123,6 +123,13 @@ async def test_what_machines_ask_all_the_time_is_for_debugging(gateway: Gateway,
     assert [line["level"] for line in access(lines)] == ["debug"]
 
 
+async def test_a_path_that_there_is_none_of_is_said(gateway: Gateway, lines: Any) -> None:
+    await gateway.http.get("/v2/models%0Ax" + "y" * 300)
+    (line,) = access(lines)
+    assert (line["message"], line["status"], line["code"]) == ("GET other", 404, "unknown_url")
+    assert line["path"] == "/v2/models\nx" + "y" * (200 - 12)
+
+
 async def test_an_exception_carries_the_id_of_its_request(
     gateway: Gateway, lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
