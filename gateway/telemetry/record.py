@@ -25,7 +25,8 @@ class Record:
 
     Times are seconds of `perf_counter`. `code` is the error's, `reason` what refused a request for want of room. `via`
     says who answers: "backend" or "upstream". `events` are those of a stream that is handed on. `longest` counts the
-    tokens of the longest choice. `body` is what the client sent, where that is to be kept; `path` what it asked for, where that is no route of ours.
+    tokens of the longest choice. `body` is what the client sent, where that is to be kept; `path` what it asked for,
+    where that is no route of ours.
     """
 
     request_id: str = ""
