@@ -21,10 +21,15 @@ TIMEOUT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class _Gateway:
     url: str
-    key: str
+    key: str | None
 
     def ask(self, method: str, path: str, body: object = None) -> None:
         """Print the answer; raises `ClickException` with what went wrong."""
+        # Checked here, for a command's --help to need no key.
+        if self.key is None:
+            raise click.UsageError("give the admin key: --admin-key or VERBATIM_ADMIN_SECRET")
+        if self.key.startswith("sha256:"):
+            raise click.UsageError("--admin-key: this is the hash, which the gateway is given; the key begins with vb_")
         headers = {"authorization": f"Bearer {self.key}"}
         base = self.url.rstrip("/").removesuffix("/v1")
         try:
@@ -59,10 +64,6 @@ def admin(context: click.Context, url: str, admin_key: str | None) -> None:
     verbatim admin find --tenant audit --request request.json
     verbatim admin purge --tenant audit
     """
-    if admin_key is None:
-        raise click.UsageError("give the admin key: --admin-key or VERBATIM_ADMIN_SECRET")
-    if admin_key.startswith("sha256:"):
-        raise click.UsageError("--admin-key: this is the hash, which the gateway is given; the key begins with vb_")
     context.obj = _Gateway(url, admin_key)
 
 

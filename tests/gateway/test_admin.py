@@ -333,6 +333,11 @@ def test_the_commands(tmp_path: Path) -> None:
         assert (refused.exit_code, "401: the admin key is needed" in refused.output) == (1, True)
 
 
+def test_the_help_of_a_command_needs_no_key() -> None:
+    result = admin("http://127.0.0.1:1", "purge", "--help", key=None)
+    assert (result.exit_code, "--everything" in result.output) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("url", "key", "argv", "status", "said"),
     [
