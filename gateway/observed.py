@@ -21,8 +21,6 @@ CLIENT_LEFT = 499
 """The status of an answer that nobody was there to get, as nginx has it."""
 UNKNOWN = "other"
 """The route of requests for paths that there are none of here: what clients make up becomes no label."""
-
-
 MAX_PATH = 200
 """So much of such a path is logged."""
 

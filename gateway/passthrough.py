@@ -251,6 +251,7 @@ class _Answer:
         kept = [item for item in end_to_end(incoming.headers) if item[0] not in said and item[0] not in _SAID_ANEW]
         content_type = dict(kept).get(b"content-type", b"")
         self._streams = content_type.partition(b";")[0].strip().lower() == _EVENT_STREAM
+        recording().stream = self._streams
         headers = [*kept, *said.items()]
         await self._send({"type": "http.response.start", "status": incoming.status, "headers": headers})
         self.begun = True

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import Gateway, launch_gateway, launch_models
-from mock_upstream import MockUpstream, plain
+from mock_upstream import MockUpstream, chunked, plain
 from toy_backend import Status, ToyBackend, on
 
 from gateway.models_file import ModelConfig, UpstreamConfig
@@ -121,6 +121,17 @@ async def test_no_line_where_none_is_wanted(toy: ToyBackend, lines: Any) -> None
 async def test_what_machines_ask_all_the_time_is_for_debugging(gateway: Gateway, lines: Any) -> None:
     await gateway.http.get("/healthz")
     assert [line["level"] for line in access(lines)] == ["debug"]
+
+
+async def test_a_stream_that_is_handed_on_is_told_as_one(lines: Any) -> None:
+    async with MockUpstream(chunked([b"data: {}\n\n"] * 3, "content-type: text/event-stream")) as upstream:
+        configs = (ModelConfig("mocked", upstreams=(UpstreamConfig(upstream.url, "mocked", None),)),)
+        async with launch_models(configs) as gateway:
+            await ask(gateway, model="mocked", stream=True)
+            upstream.answer = plain(b"{}")
+            await ask(gateway, model="mocked")
+    assert [line["stream"] for line in access(lines)] == [True, False]
+    assert all(line["via"] == "upstream" and line["first_token_s"] > 0 for line in access(lines))
 
 
 async def test_a_path_that_there_is_none_of_is_said(gateway: Gateway, lines: Any) -> None:
