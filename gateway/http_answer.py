@@ -48,7 +48,8 @@ class HttpAnswer:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise BackendFailed(f"the backend's answer is no HTTP/1.1: {error}") from error
+            # What a callback of ours raised is the context of the parser's own error.
+            raise BackendFailed(f"the backend's answer is no HTTP/1.1: {error.__context__ or error}") from error
         if self.complete:
             self._parser = None  # It calls us and we call it: left to itself only the collector would free it.
         elif self._since_body > MAX_HEAD_BYTES:
@@ -86,11 +87,16 @@ class HttpAnswer:
         if status < 200:
             self.headers.clear()
             return
+        if status >= 600:
+            raise ValueError(f"there is no status {status}")
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            # The header stays behind with its connection: what it says of the body would be lost.
+            raise ValueError("a transfer coding was used that nobody asked for")
         self.status = status
         self.begun = True
-        named = dict(self.headers)
-        chunked = named.get(b"transfer-encoding", b"").lower().rstrip().endswith(b"chunked")
-        self._until_eof = not (chunked or b"content-length" in named or status in _NO_BODY)
+        has_length = any(name == b"content-length" for name, _ in self.headers)
+        self._until_eof = not (codings or has_length or status in _NO_BODY)
 
     def on_body(self, body: bytes) -> None:
         if not self.complete:

@@ -207,7 +207,7 @@ class Incoming:
 
     def close(self) -> None:
         """Let the connection be used again, or close it."""
-        if self._answer.complete and self._answer.reusable and self._connection.open:
+        if self._answer.complete and self._answer.reusable and self._connection.sent:
             self._connection.rest()
             self._client.keep(self._server, self._connection)
         else:
@@ -233,6 +233,12 @@ class _Connection(asyncio.Protocol):
     @property
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def sent(self) -> bool:
+        """Whether the connection is open and nothing is left to be written: a server may answer before it has read all,
+        and what is left would stand in the next request's way."""
+        return self.open and self._transport is not None and not self._transport.get_write_buffer_size()
 
     async def ask(self, head: bytes, body: bytes) -> None:
         """Send a request and wait for the head of its answer."""
@@ -318,10 +324,12 @@ class _Connection(asyncio.Protocol):
         self._transport = None
         if self._watch is not None:
             self._watch.cancel()
+        if self._error is not None:
+            return  # We closed it. That is no end of the answer, also of one that ends with its connection.
         try:
             if error is not None and not self.answer.complete:
                 raise BackendFailed(f"the connection to the backend broke: {error}") from error
             self.answer.feed_eof()
         except BackendError as failed:
-            self._error = self._error or failed
+            self._error = failed
         self._wake()

@@ -56,6 +56,8 @@ that key (files, fine-tuning jobs, batches, stored responses) would be everybody
 _SAID_ANEW = frozenset({b"date", b"server"})
 """Headers of an answer that the server gives in which the gateway runs."""
 
+_CLOSED = frozenset({b"content-encoding", b"content-length"})
+
 _HEADER, _RECEIPT_HEADER = HEADER.lower().encode(), RECEIPT_HEADER.lower().encode()
 _EVENT_STREAM = sse.MEDIA_TYPE.encode()
 
@@ -243,15 +245,17 @@ class _Answer:
         if decision.degraded:
             self._said["X-Verbatim-Degraded"] = "no-verifier"
         self._send = send
-        self._streams = False
+        self._takes_events = False
 
     async def begin(self, incoming: Incoming, limits: Mapping[str, str]) -> None:
         """`limits` are the headers that say where the client stands; an upstream's own ones speak of us."""
         said = {name.lower().encode(): value.encode() for name, value in {**self._said, **limits}.items()}
         kept = [item for item in end_to_end(incoming.headers) if item[0] not in said and item[0] not in _SAID_ANEW]
-        content_type = dict(kept).get(b"content-type", b"")
-        self._streams = content_type.partition(b";")[0].strip().lower() == _EVENT_STREAM
-        recording().stream = self._streams
+        named = dict(kept)
+        streams = named.get(b"content-type", b"").partition(b";")[0].strip().lower() == _EVENT_STREAM
+        recording().stream = streams
+        # To what is compressed, or has a length, nothing can be added.
+        self._takes_events = streams and not _CLOSED & named.keys()
         headers = [*kept, *said.items()]
         await self._send({"type": "http.response.start", "status": incoming.status, "headers": headers})
         self.begun = True
@@ -264,7 +268,7 @@ class _Answer:
 
     async def break_off(self, error: GatewayError) -> None:
         """A stream says so. Another answer is left without an end, for which the server cuts the connection."""
-        if self._streams:
+        if self._takes_events:
             # It may have broken off within an event; a blank line ends that one.
             await self.go_on(b"\n\n" + sse.event(error.envelope()))
             await self.end()

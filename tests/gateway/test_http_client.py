@@ -119,10 +119,24 @@ def test_an_answer_that_says_so_ends_its_connection(closing: bytes) -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n",
+        b"HTTP/1.1 999 Denied\r\ncontent-length: 0\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"{}",
     ],
-    ids=["upgrade", "two framings", "two lengths", "negative", "huge chunk", "another protocol", "no head"],
+    ids=[
+        "upgrade",
+        "two framings",
+        "two lengths",
+        "negative",
+        "huge chunk",
+        "coded",
+        "coded twice",
+        "no status",
+        "another protocol",
+        "no head",
+    ],
 )
 def test_what_cannot_be_trusted_is_refused(data: bytes) -> None:
     with pytest.raises(BackendFailed, match=r"no HTTP/1\.1"):
@@ -286,7 +300,11 @@ async def test_a_server_is_held_back_where_nobody_reads() -> None:
         incoming.close()
 
 
-@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello"], ids=["head", "body"])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello", UNTIL_EOF],
+    ids=["head", "body", "body without a length"],
+)
 async def test_silence_has_an_end(sent: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request(reader)
@@ -340,6 +358,23 @@ async def test_a_long_body_is_sent_whole() -> None:
 
     async with serving(serve) as url, client() as http:
         assert await ask(http, url, body) == b"hello"
+
+
+async def test_a_server_that_answers_before_it_has_read_all_gets_no_second_request() -> None:
+    connections, left = 0, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\nno")
+        await left.wait()
+
+    async with serving(serve) as url, client() as http:
+        for _ in range(2):
+            assert await ask(http, url, b"x" * 50_000_000) == b"no"
+        assert connections == 2
+        left.set()
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

@@ -182,10 +182,26 @@ async def test_a_stream_that_breaks_off_says_so() -> None:
         assert b"[DONE]" not in response.content
 
 
-async def test_another_answer_that_breaks_off_does_not_look_complete() -> None:
-    async with launch(MockUpstream(chunked([b'{"half":'], "content-type: application/json", end=False))) as gateway:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        chunked([b'{"half":'], "content-type: application/json", end=False),
+        chunked([b"half"], SSE, "content-encoding: br", end=False),
+        [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000\r\n\r\nhalf"],
+    ],
+    ids=["JSON", "compressed", "of a length"],
+)
+async def test_another_answer_that_breaks_off_does_not_look_complete(answer: list[bytes]) -> None:
+    """Nor is anything added to it."""
+    async with (
+        launch(MockUpstream(answer)) as gateway,
+        gateway.http.stream("POST", "/v1/chat/completions", content=BODY, headers=JSON) as response,
+    ):
+        came = b""
         with pytest.raises(httpx.RemoteProtocolError):
-            await post(gateway)
+            async for part in response.aiter_raw():
+                came += part
+        assert b"half" in came and b"error" not in came
 
 
 @pytest.mark.parametrize("stream", [True, False])
