@@ -22,7 +22,7 @@ from gateway.telemetry.logs import JsonLines, TextLines, configure_logs
 from gateway.telemetry.record import Record, begin_recording
 
 SECRET = "a question that nobody else should read"
-KEY = "vb_0123456789abcdef_nobody-should-read-this-either"
+KEY = "nobody-should-read-this-either"
 
 
 @contextmanager
