@@ -76,6 +76,12 @@ def _grammar(value: Grammar | None) -> bytes:
 
 
 def _sampling(value: Sampling) -> bytes:
+    return _fields(value) if value.grammar is not None else _free_sampling(value)
+
+
+@lru_cache(1024)
+def _free_sampling(value: Sampling) -> bytes:
+    """Most requests sample alike, and equal samplings write equal bytes. Grammars may be long: they are not kept."""
     return _fields(value)
 
 
