@@ -25,6 +25,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.admin.access import AdminAccess
@@ -37,6 +38,7 @@ from gateway.commit_log.memory import MemoryLogs
 from gateway.commit_log.redis import RedisLogs
 from gateway.commit_log.sealing import Checked, Encrypted, Sealer, read_keys
 from gateway.connect import connect
+from gateway.direct import Direct, ErrorHandler
 from gateway.error_response import error_response
 from gateway.errors import ClientLeft, ConfigError, GatewayError, envelope
 from gateway.http_client import HttpClient
@@ -55,7 +57,7 @@ from gateway.receipts.sealing import ReceiptSealer
 from gateway.receipts.stores import MemoryReceipts, RedisReceipts
 from gateway.redis_connection import RedisConnection, StoreUnavailable
 from gateway.replica_group import watch
-from gateway.routes import build_router
+from gateway.routes import Generating, build_router
 from gateway.settings import Settings, Traces
 from gateway.telemetry.record import recording
 from gateway.telemetry.tracing import NO_TRACING, Tracing
@@ -90,7 +92,8 @@ def build_app(
     """The application over parts that are ready."""
     max_body_bytes = settings.max_body_bytes
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.include_router(build_router(models, authenticator, notary, max_body_bytes, int(time.time())))
+    router = build_router(models, authenticator, notary, max_body_bytes, int(time.time()))
+    app.include_router(router)
     access, traffic = AdminAccess(settings.admin_key), Traffic()
     app.include_router(build_admin_router(access, models, authenticator, commit_log, max_body_bytes))
     metrics = Metrics(traffic, models, commit_log, notary, limiter, authenticator.policies)
@@ -98,14 +101,13 @@ def build_app(
     status = Status(traffic, models, authenticator.policies, commit_log)
     app.include_router(build_status_router(access, status))
     app.include_router(build_ui_router())
-    app.add_exception_handler(GatewayError, _gateway_error)
-    app.add_exception_handler(ClientLeft, _client_left)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _internal_error)
-    whole: ASGIApp = app
+    for kind, handler in ERROR_HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    posts = [route for route in router.routes if isinstance(route, Route) and isinstance(route.endpoint, Generating)]
+    whole: ASGIApp = Direct(app, {route.path: route.endpoint for route in posts}, ERROR_HANDLERS)
     if models.upstreams:
         whole = Passthrough(
-            app,
+            whole,
             models,
             authenticator,
             limiter,
@@ -304,3 +306,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     return JSONResponse(envelope("internal error", "server_error"), 500)
+
+
+ERROR_HANDLERS: dict[type[Exception], ErrorHandler] = {
+    GatewayError: _gateway_error,
+    ClientLeft: _client_left,
+    HTTPException: _http_error,
+    Exception: _internal_error,
+}
+"""What becomes of errors before the first byte: the first that fits. The last one is raised on, to be logged."""

@@ -71,7 +71,7 @@ def build_router(
         completion_request.ROUTE: completion_request.parse_completion,
     }
     for path, parser in parsers.items():
-        router.routes.append(Route(path, _Generating(path, answer, parser), methods=["POST"]))
+        router.routes.append(Route(path, Generating(path, answer, parser), methods=["POST"]))
 
     async def tokenize(request: Request) -> Response:
         caller = await caller_of(request)
@@ -138,8 +138,8 @@ def build_router(
     return router
 
 
-class _Generating:
-    """A route that answers by itself: FastAPI's way to call a function costs as much as a hit in the commit log."""
+class Generating:
+    """An endpoint that answers by itself: FastAPI's way to call a function costs as much as a hit in the commit log."""
 
     def __init__(self, path: str, answer: Callable[[Request, Parser], Awaitable[Answer]], parse: Parser) -> None:
         self._path = path
