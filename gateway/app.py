@@ -59,6 +59,7 @@ from gateway.redis_connection import RedisConnection, StoreUnavailable
 from gateway.replica_group import watch
 from gateway.routes import Generating, build_router
 from gateway.settings import Settings, Traces
+from gateway.telemetry.loop_lag import watch_lag
 from gateway.telemetry.record import recording
 from gateway.telemetry.tracing import NO_TRACING, Tracing
 from gateway.telemetry.traffic import Traffic
@@ -87,14 +88,15 @@ def build_app(
     commit_log: CommitLog,
     notary: Notary,
     settings: Settings,
+    traffic: Traffic,
     tracing: Tracing = NO_TRACING,
 ) -> ASGIApp:
-    """The application over parts that are ready."""
+    """The application over parts that are ready, whose requests are summed up in `traffic`."""
     max_body_bytes = settings.max_body_bytes
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     router = build_router(models, authenticator, notary, max_body_bytes, int(time.time()))
     app.include_router(router)
-    access, traffic = AdminAccess(settings.admin_key), Traffic()
+    access = AdminAccess(settings.admin_key)
     app.include_router(build_admin_router(access, models, authenticator, commit_log, max_body_bytes))
     metrics = Metrics(traffic, models, commit_log, notary, limiter, authenticator.policies)
     app.include_router(build_metrics_router(access, metrics))
@@ -149,8 +151,9 @@ async def serve(
         receipt_sealer = ReceiptSealer(() if settings.cache_keys is None else read_keys(settings.cache_keys))
         shared_receipts = None if redis is None else RedisReceipts(redis, time.monotonic, receipt_sealer)
         notary = Notary(receipt_keys, receipts, shared_receipts, time.time)
+        traffic = Traffic()
         config = uvicorn.Config(
-            build_app(served, authenticator, limiter, commit_log, notary, settings, tracing),
+            build_app(served, authenticator, limiter, commit_log, notary, settings, traffic, tracing),
             lifespan="off",
             http=HttpServerProtocol,
             proxy_headers=False,
@@ -164,6 +167,7 @@ async def serve(
         watching = [
             asyncio.create_task(watch(served.groups, settings.health_interval_s)),
             asyncio.create_task(commit_log.purges.watch()),
+            asyncio.create_task(watch_lag(traffic.loop_lag, asyncio.get_running_loop().time)),
         ]
         if isinstance(policies, PolicyFile):
             watching.append(asyncio.create_task(policies.watch()))

@@ -76,6 +76,7 @@ class Metrics:
             Way._fields,
             traffic.between_tokens,
         )
+        yield _histogram("loop_lag_seconds", "How late the event loop is.", (), {(): traffic.loop_lag})
         yield _histogram("own_seconds", "Of a request, without what others took.", Way._fields, traffic.own)
 
     def _work(self) -> Iterator[Metric]:

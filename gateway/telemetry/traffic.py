@@ -51,6 +51,7 @@ class Traffic:
         self.first_tokens: defaultdict[Way, Histogram] = defaultdict(_seconds)
         self.between_tokens: defaultdict[Way, Histogram] = defaultdict(lambda: Histogram(TOKEN_SECONDS))
         self.own: defaultdict[Way, Histogram] = defaultdict(lambda: Histogram(OWN_SECONDS))
+        self.loop_lag = Histogram(OWN_SECONDS)
 
     def __repr__(self) -> str:
         return f"<Traffic {self.requests.total()} requests, {self.in_flight} in flight>"

@@ -34,6 +34,7 @@ from gateway.receipts.notary import Notary
 from gateway.receipts.stores import MemoryReceipts, RedisReceipts
 from gateway.settings import Settings
 from gateway.telemetry.tracing import NO_TRACING, Tracing
+from gateway.telemetry.traffic import Traffic
 from gateway.token_keys import TokenKeys
 from policies.document import DEFAULT_POLICY, FixedPolicy
 
@@ -125,7 +126,7 @@ async def launch_models(
         memory = MemoryReceipts(settings.receipt_bytes, time.monotonic)
         notary = Notary(keys, memory, receipts, time.time)
         config = uvicorn.Config(
-            build_app(models, authenticator, limiter, commit_log, notary, settings, tracing),
+            build_app(models, authenticator, limiter, commit_log, notary, settings, Traffic(), tracing),
             http=HttpServerProtocol,
             lifespan="off",
             log_config=None,

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import Overloaded, RequestError
 from gateway.telemetry import record as module
+from gateway.telemetry.histogram import Histogram
+from gateway.telemetry.loop_lag import watch_lag
 from gateway.telemetry.record import Record, begin_recording, recording
 from gateway.telemetry.traffic import Traffic
 
@@ -73,3 +75,15 @@ def test_times_are_those_of_answers_without_an_error() -> None:
     (durations,), (gaps,) = traffic.durations.values(), traffic.between_tokens.values()
     assert (durations.count, gaps.count) == (1, 1)
     assert gaps.sum == pytest.approx(0.1)
+
+
+async def test_lag_is_what_a_sleep_takes_too_long() -> None:
+    now, late, lag = [100.0], iter([0.0, 0.02, 3.0]), Histogram([0.01, 0.1, 1.0])
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds + next(late)
+
+    with pytest.raises(RuntimeError):  # what a coroutine makes of the end of `late`
+        await watch_lag(lag, lambda: now[0], sleep)
+    assert [count for _, count in lag.buckets()] == [1, 2, 2, 3]
+    assert lag.sum == pytest.approx(3.02)
