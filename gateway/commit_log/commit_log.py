@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from gateway.commit_log.flight import Flight, Generator, Keeping, Standing, Stores
@@ -27,8 +28,8 @@ class CommitLog:
 
     def __init__(self, memory: MemoryLogs, shared: RedisLogs | None = None) -> None:
         self.stores = Stores(memory, shared)
-        self.purges = Purges(memory, None if shared is None else shared.connection)
-        self._flights: dict[tuple[bytes, int], Flight] = {}
+        self.purges = Purges(self.forget, None if shared is None else shared.connection)
+        self._flights: dict[tuple[bytes, int, str], Flight] = {}
         self.served: dict[Source, int] = {"hit": 0, "follow": 0, "lead": 0}
 
     def __repr__(self) -> str:
@@ -36,8 +37,14 @@ class CommitLog:
 
     @property
     def flights(self) -> int:
-        """How many logs are shared by readings now."""
+        """How many logs are being read or gone on with."""
         return len(self._flights)
+
+    def forget(self, selects: Callable[[bytes], bool]) -> int:
+        """Forget what stands in this process, also what is being read or gone on with; how many logs stood."""
+        for name in [name for name in self._flights if selects(name[0])]:
+            self._flights.pop(name).keep_nothing()
+        return self.stores.memory.purge(selects)
 
     @asynccontextmanager
     async def open(
@@ -56,8 +63,10 @@ class CommitLog:
         Leaving the context ends what is done for this reading alone. Raises what the generator raises.
         """
         key = log_key(reader, fingerprint, job)
-        name = (key, job.top_logprobs)
-        shares = keeping.reads and keeping.writes
+        if self.purges.concern(key):
+            keeping = replace(keeping, reads=False, writes=False)
+        token = uuid.uuid4().hex
+        name = (key, job.top_logprobs, "" if keeping.reads and keeping.writes else token)
         if keeping.reads:
             # Most hits end here: nobody has to fetch what stands in memory.
             standing = Standing(self.stores.memory.read(key), job)
@@ -65,12 +74,10 @@ class CommitLog:
                 self.served["hit"] += 1
                 yield Reading(standing, job, "hit")
                 return
-        flight = self._flights.get(name) if shares else None
+        flight = self._flights.get(name)
         begun = flight is not None and flight.error is None
         if flight is None or flight.error is not None:
-            flight = Flight(key, job, keeping, self.stores, generator, uuid.uuid4().hex)
-            if shares:
-                self._flights[name] = flight
+            self._flights[name] = flight = Flight(key, job, keeping, self.stores, generator, token)
         count = 0
         flight.join(count)
         try:

@@ -140,6 +140,10 @@ class Flight:
         if self._keeping.reads:
             self._take(0, self._stores.memory.read(self._key))
 
+    def keep_nothing(self) -> None:
+        """Leave nothing in the log from now on, and follow nobody: it is being thrown away."""
+        self._keeping = replace(self._keeping, writes=False)
+
     async def look(self) -> None:
         """Take what stands in the shared store, if nobody did before."""
         async with self._looking:
@@ -205,7 +209,7 @@ class Flight:
         """Take what stands, and find out who leads."""
         self.leads = True
         self.recall()
-        if self._wanted and self._lease is not None:
+        if self._wanted and self._lease is not None and self._keeping.writes:
             self._claimed = True
             self.leads = await self._look(self._lease)
         self._move()
@@ -295,7 +299,8 @@ class Flight:
                 self._stores.memory.drop(self._key)  # It knows no better than this flight.
                 raise
         # Last, since who reads in this process is shown what stands here.
-        self._remember(position, kept, self._keeping.ttl_s)
+        if self._keeping.writes:
+            self._remember(position, kept, self._keeping.ttl_s)
         return leads
 
     def _remember(self, position: int, tokens: Sequence[Token], ttl_s: float) -> None:
@@ -316,7 +321,7 @@ class Flight:
     async def _renew(self, lease: Lease) -> None:
         """Keep the lease while the backend is at work. Whether it was lost the next append says."""
         assert self._shared is not None
-        while True:
+        while self._keeping.writes:
             await asyncio.sleep(self._shared.lease_s / RENEWALS)
             with suppress(StoreUnavailable):  # The next time may do better.
                 await self._shared.look(self._key, 2**31, lease)

@@ -50,12 +50,12 @@ CHAT = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @asynccontextmanager
-async def sharing(backend_url: str, redis_url: str) -> AsyncIterator[Gateway]:
+async def sharing(backend_url: str, redis_url: str, look_every_s: float = 0.05) -> AsyncIterator[Gateway]:
     """A gateway that shares its logs, and purges in no time."""
     connection = RedisConnection(redis_url, deadline_s=10)
     memory, shared = MemoryLogs(1 << 20, time.monotonic), RedisLogs(connection, time.monotonic)
     commit_log = CommitLog(memory, shared)
-    commit_log.purges = Purges(memory, connection, 0.05)
+    commit_log.purges = Purges(commit_log.forget, connection, look_every_s)
     try:
         async with launch_gateway(backend_url, policies=POLICY, commit_log=commit_log, admin_key=KEPT.hash) as gateway:
             yield gateway
@@ -295,6 +295,29 @@ async def test_a_purge_reaches_another_gateway(toy: ToyBackend, server: RedisPro
             await asyncio.gather(watching, return_exceptions=True)
         assert len(there.log.stores.memory) == 0
         assert (await there.chat(max_tokens=4)).headers["x-verbatim-cache"] == "lead"
+
+
+async def test_what_is_asked_for_during_a_purge_brings_nothing_back(toy: ToyBackend, server: RedisProcess) -> None:
+    """Redis still has the log when the other gateway has forgotten it, and whoever reads it must not remember it."""
+    async with sharing(toy.url, server.url, look_every_s=1.0) as here, sharing(toy.url, server.url) as there:
+        first = await here.chat(max_tokens=4)
+        assert (await there.chat(max_tokens=4)).headers["x-verbatim-cache"] == "hit"
+        purges = there.log.purges
+        connection = RedisConnection(server.url, deadline_s=10)
+        purging = asyncio.create_task(purge(here, tenant="a"))
+        while len(there.log.stores.memory):
+            await purges.catch_up(connection)
+        for gateway in (here, there):
+            meanwhile = await gateway.chat(max_tokens=4)
+            assert meanwhile.headers["x-verbatim-cache"] == "lead"
+            assert meanwhile.json()["choices"] == first.json()["choices"]
+        assert (await purging).json() == {"purged": {"memory": 1, "shared": 1}}
+        await purges.catch_up(connection)
+        assert len(here.log.stores.memory) == len(there.log.stores.memory) == 0
+        for expected in ("lead", "hit"):
+            assert (await there.chat(max_tokens=4)).headers["x-verbatim-cache"] == expected
+        assert (await here.chat(max_tokens=4)).headers["x-verbatim-cache"] == "hit"
+        await connection.aclose()
 
 
 async def test_a_purge_without_the_shared_store_is_said_to_be_half_done(toy: ToyBackend, tmp_path: Path) -> None:

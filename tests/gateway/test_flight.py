@@ -88,3 +88,29 @@ async def test_a_reader_that_finds_more_than_its_flight_has_generated(toy: ToyBa
         again = await gateway.chat(max_tokens=60)
         assert (cache(again), answer(again)) == ("hit", await fresh(max_tokens=60))
         assert gateway.log.stores.conflicts == 0
+
+
+async def test_what_is_under_way_leaves_nothing_in_a_log_that_is_thrown_away(
+    toy: ToyBackend, server: RedisProcess
+) -> None:
+    """Neither what it read before nor what it generates; and nobody who comes later waits for it."""
+    connection = RedisConnection(server.url, deadline_s=10)
+    await connection.redis.flushall()
+    shared = RedisLogs(connection, time.monotonic)
+    gate = asyncio.Event()
+    toy.faults = on("/v1/verify", Wait(gate), nth=2)
+    async with caching(toy.url, commit_log=CommitLog(MemoryLogs(1 << 20, time.monotonic), shared)) as gateway:
+        under_way = [await begin(gateway, max_tokens=40) for _ in range(2)]
+        await toy.hung.acquire()
+        assert len(gateway.log.stores.memory) == gateway.log.flights == 1
+        gateway.log.forget(lambda key: True)
+        await connection.redis.delete(*await connection.redis.keys("*}"))
+        gate.set()
+        for response in under_way:
+            await response.aread()
+            assert answer(response) == await fresh(max_tokens=40, stream=True)
+        assert len(gateway.log.stores.memory) == gateway.log.flights == 0
+        assert await connection.redis.keys("*") == [], "neither log nor lease"
+        again = await gateway.chat(max_tokens=40)
+        assert (cache(again), answer(again)) == ("lead", await fresh(max_tokens=40))
+    await connection.aclose()

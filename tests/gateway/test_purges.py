@@ -69,10 +69,10 @@ def memory_of(keys: list[bytes]) -> MemoryLogs:
 
 async def test_without_a_shared_store_the_memory_is_purged() -> None:
     memory = memory_of(KEYS)
-    assert await Purges(memory, None).purge(Selection(reader_tag("acme"))) == Purged(6, None)
+    assert await Purges(memory.purge, None).purge(Selection(reader_tag("acme"))) == Purged(6, None)
     assert len(memory) == len(KEYS) - 6
     assert not memory.read(KEYS[0]) and memory.read(KEYS[6])
-    await Purges(memory, None).purge(Selection())
+    await Purges(memory.purge, None).purge(Selection())
     assert (len(memory), memory.bytes) == (0, 0)
 
 
@@ -89,8 +89,8 @@ async def test_a_purge_reaches_redis_and_every_gateway(connection: RedisConnecti
     for one in KEYS:
         await logs.append(one, 0, TOKENS, 60, Lease("leader", 0))
     here, there = memory_of(KEYS), memory_of(KEYS)
-    far = Purges(there, connection, 0.01)
-    assert await Purges(here, connection, 0.01).purge(Selection(reader_tag("acme"))) == Purged(6, 6)
+    far = Purges(there.purge, connection, 0.01)
+    assert await Purges(here.purge, connection, 0.01).purge(Selection(reader_tag("acme"))) == Purged(6, 6)
     await far.catch_up(connection)
     gone = KEYS[:6]
     for one in KEYS:
@@ -108,7 +108,7 @@ async def test_a_purge_that_redis_does_not_hear_of_says_so(connection: RedisConn
     memory = memory_of(KEYS)
     nowhere = RedisConnection("redis://127.0.0.1:1/0")
     with pytest.raises(StoreUnavailable):
-        await Purges(memory, nowhere, 0.01).purge(Selection())
+        await Purges(memory.purge, nowhere, 0.01).purge(Selection())
     assert len(memory) == 0
 
 
@@ -119,12 +119,12 @@ async def test_more_logs_than_one_look_finds(connection: RedisConnection) -> Non
             pipe.rpush(log_name(key("acme", "f", n).hex()), b"x")
         pipe.rpush("somebody:else", b"x")
         await pipe.execute()
-    assert await Purges(memory_of([]), connection, 0.01).purge(Selection()) == Purged(0, 2500)
+    assert await Purges(memory_of([]).purge, connection, 0.01).purge(Selection()) == Purged(0, 2500)
     assert sorted(await client.keys("*")) == [b"somebody:else", STREAM.encode()]
 
 
 async def test_a_purge_that_cannot_be_read_is_one_of_all(connection: RedisConnection) -> None:
     memory = memory_of(KEYS)
     await connection.redis.xadd(STREAM, {"later": "version"})
-    await Purges(memory, connection).catch_up(connection)
+    await Purges(memory.purge, connection).catch_up(connection)
     assert len(memory) == 0
