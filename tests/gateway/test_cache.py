@@ -29,6 +29,7 @@ from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.flight import Keeping
 from gateway.commit_log.memory import MemoryLogs
 from gateway.commit_log.redis import RedisLogs
+from gateway.commit_log.sealing import Checked, Encrypted, Sealer
 from gateway.domain import Commit, Counts, Job, Progress, Token
 from gateway.errors import BackendFailed
 from gateway.models_file import ModelConfig
@@ -410,12 +411,21 @@ async def redis(server: RedisProcess) -> AsyncIterator[RedisProcess]:
     yield server
 
 
+SEALERS = [Checked(), Encrypted([bytes(range(32))])]
+
+
 @asynccontextmanager
 async def sharing(
-    toy: ToyBackend, redis: RedisProcess, *, deadline_s: float = 10, lease_ms: int = 3000, clock: Clock | None = None
+    toy: ToyBackend,
+    redis: RedisProcess,
+    *,
+    deadline_s: float = 10,
+    lease_ms: int = 3000,
+    clock: Clock | None = None,
+    sealer: Sealer | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway whose own memory keeps nothing."""
-    shared = RedisLogs(RedisConnection(redis.url, deadline_s), clock or Clock(), lease_ms)
+    shared = RedisLogs(RedisConnection(redis.url, deadline_s), clock or Clock(), lease_ms, sealer)
     async with caching(toy.url, commit_log=CommitLog(MemoryLogs(0, Clock()), shared)) as gateway:
         yield gateway
     await shared.connection.aclose()
@@ -600,13 +610,14 @@ async def test_a_gateway_that_is_stopped_hands_its_streams_over(
         assert await stopping.wait() == 0
 
 
-async def test_requests_go_on_whatever_becomes_of_redis(toy: ToyBackend, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sealer", SEALERS)
+async def test_requests_go_on_whatever_becomes_of_redis(toy: ToyBackend, tmp_path: Path, sealer: Sealer) -> None:
     expected = await fresh(max_tokens=30)
     gate = asyncio.Event()
     clock = Clock()
     with redis_process(tmp_path) as running:
         port = int(running.url.split(":")[-1].split("/")[0])
-        async with sharing(toy, running, deadline_s=0.1, clock=clock) as gateway:
+        async with sharing(toy, running, deadline_s=0.1, clock=clock, sealer=sealer) as gateway:
             shared = gateway.log.stores.shared
             assert shared is not None
             toy.faults = on(VERIFY, Wait(gate), nth=1)
@@ -637,10 +648,13 @@ async def test_requests_go_on_whatever_becomes_of_redis(toy: ToyBackend, tmp_pat
                     assert (cache(response), answer(response)) == ("hit", await fresh(max_tokens=50, seed=2))
 
 
-@pytest.mark.parametrize("damage", ["bit", "type", "cut", "foreign", "full"])
-async def test_nothing_wrong_is_served_out_of_redis(toy: ToyBackend, redis: RedisProcess, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["bit", "type", "cut", "foreign", "full", "other key"])
+@pytest.mark.parametrize("sealer", SEALERS)
+async def test_nothing_wrong_is_served_out_of_redis(
+    toy: ToyBackend, redis: RedisProcess, damage: str, sealer: Sealer
+) -> None:
     asked = {"max_tokens": 30, "logprobs": True}
-    async with sharing(toy, redis) as gateway, Redis.from_url(redis.url) as client:
+    async with sharing(toy, redis, sealer=sealer) as gateway, Redis.from_url(redis.url) as client:
         await gateway.chat(**asked)
         await gateway.chat(**asked, seed=9)
         (name, other) = sorted(await client.keys("verbatim:log:*"))
@@ -655,6 +669,10 @@ async def test_nothing_wrong_is_served_out_of_redis(toy: ToyBackend, redis: Redi
                 await client.ltrim(name, 0, 0)
             case "foreign":
                 await client.copy(other, name, replace=True)
+            case "other key":
+                shared = gateway.log.stores.shared
+                assert shared is not None
+                shared._sealer = Encrypted([bytes(32)])
             case "full":
                 await client.config_set("maxmemory", 1)
         try:

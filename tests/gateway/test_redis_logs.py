@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from redis.asyncio import Redis
 from redis_process import RedisProcess, redis_process
 from toy_model import float32
@@ -18,9 +19,9 @@ from toy_model import float32
 from gateway.breaker import THRESHOLD
 from gateway.commit_log.memory import Conflict, Gap, MemoryLogs
 from gateway.commit_log.redis import PIECES, Lease, RedisLogs
-from gateway.commit_log.sealing import HEAD, Checked, Encrypted, Sealer
+from gateway.commit_log.sealing import ENCRYPTED, HEAD, KEY_ID_BYTES, Checked, Encrypted, Sealer
 from gateway.domain import Scored, Token
-from gateway.redis_connection import RedisConnection, StoreUnavailable
+from gateway.redis_connection import RedisConnection, Script, StoreUnavailable
 
 KEY = bytes(range(32))
 NAME = f"verbatim:log:{{{KEY.hex()}}}"
@@ -95,32 +96,91 @@ async def test_an_append_that_disagrees_or_leaves_a_gap_changes_nothing(logs: Re
     assert logs.damaged == 0
 
 
-APPENDS = st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(0, 2), st.sampled_from([None, None, 0, 1, 2]))
+class LogMachine(RuleBasedStateMachine):
+    """Whatever is appended, lost or damaged, what is read is the right sequence up to some token, and every answer is
+    the one that the log in memory gives, which is the model."""
 
+    def __init__(self, url: str, kind: str) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.model = MemoryLogs(1 << 20, Clock())
+        self.client = Redis.from_url(url)
+        self.logs = RedisLogs(RedisConnection(url, deadline_s=10), Clock(), sealer=sealer_of(kind))
+        self.runner.run(self.client.flushall())
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(APPENDS, max_size=8))
-async def test_redis_and_memory_say_the_same(
-    logs: RedisLogs, client: Redis, appends: list[tuple[int, int, int, int | None]]
-) -> None:
-    await client.flushall()
-    memory = MemoryLogs(1 << 20, Clock())
-    for position, count, top, bad in appends:
+    def teardown(self) -> None:
+        self.runner.run(self.logs.connection.aclose())
+        self.runner.run(self.client.aclose())
+        self.runner.close()
+
+    @rule(
+        position=st.integers(0, 14), count=st.integers(1, 4), top=st.integers(0, 2), bad=st.none() | st.integers(0, 3)
+    )
+    def append(self, position: int, count: int, top: int, bad: int | None) -> None:
         tokens = truths(position, position + count, top)
         if bad is not None and bad < count:
+            if position + bad >= len(self.model.read(KEY)):
+                return  # It would stand.
             tokens[bad] = msgspec.structs.replace(tokens[bad], logprob=-77.0)
         said: list[str] = []
-        for store in (memory, logs):
+        for append in (
+            lambda: self.model.append(KEY, position, tokens, 60),
+            lambda: self.runner.run(self.logs.append(KEY, position, tokens, 60, None)),
+        ):
             try:
-                if isinstance(store, MemoryLogs):
-                    store.append(KEY, position, tokens, 60)
-                else:
-                    await store.append(KEY, position, tokens, 60, None)
+                append()
                 said.append("stands")
             except (Conflict, Gap) as refusal:
                 said.append(repr(refusal))
         assert said[0] == said[1]
-        assert await stands(logs) == list(memory.read(KEY))
+
+    @rule(count=st.integers(1, 2))
+    def go_on(self, count: int) -> None:
+        position = len(self.model.read(KEY))
+        self.append(position, count, 0, None)
+
+    @rule()
+    def lose(self) -> None:
+        """It expired, or was evicted."""
+        self.runner.run(self.client.delete(NAME))
+        self.model.drop(KEY)
+
+    @rule(chance=st.integers(0, 2**16), bit=st.integers(0, 7))
+    def damage(self, chance: int, bit: int) -> None:
+        blocks = self.runner.run(self.client.lrange(NAME, 0, -1))
+        if not blocks:
+            return
+        index = chance % len(blocks)
+        block = bytearray(blocks[index])
+        at = chance % len(block)
+        if block[0] == ENCRYPTED and (at == 0 or HEAD.size <= at < HEAD.size + KEY_ID_BYTES):
+            return  # Another kind, or another key, is no damage: see below.
+        block[at] ^= 1 << bit
+        self.runner.run(self.client.lset(NAME, index, bytes(block)))
+        self._stands_up_to(sum(HEAD.unpack_from(before)[2] for before in blocks[:index]))
+        assert self.runner.run(stands(self.logs)) == list(self.model.read(KEY))
+
+    @rule(start=st.integers(1, 16))
+    def follow(self, start: int) -> None:
+        assert self.runner.run(stands(self.logs, start)) == list(self.model.read(KEY))[start:]
+
+    @invariant()
+    def stands_as_in_the_model(self) -> None:
+        assert self.runner.run(stands(self.logs)) == list(self.model.read(KEY))
+        assert self.runner.run(self.client.llen(NAME)) <= PIECES + 1
+
+    def _stands_up_to(self, length: int) -> None:
+        tokens = list(self.model.read(KEY))[:length]
+        self.model.drop(KEY)
+        if tokens:
+            self.model.append(KEY, 0, tokens, 60)
+
+
+@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+def test_whatever_happens_to_it_redis_says_what_memory_says(server: RedisProcess, kind: str) -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        lambda: LogMachine(server.url, kind), settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
+    )
 
 
 async def test_one_leads_until_it_ends(logs: RedisLogs, client: Redis) -> None:
@@ -338,15 +398,37 @@ async def test_a_full_redis_is_still_read(logs: RedisLogs, client: Redis) -> Non
         await client.config_set("maxmemory", 0)
 
 
-async def test_a_replica_that_cannot_be_written_is_still_read(logs: RedisLogs, client: Redis) -> None:
+async def test_a_replica_that_cannot_be_written_is_still_read(
+    logs: RedisLogs, server: RedisProcess, client: Redis, tmp_path: Path
+) -> None:
     await logs.append(KEY, 0, truths(0, 3), 60, None)
-    await client.config_set("min-replicas-to-write", 1)
-    try:
-        look = await logs.look(KEY, 0, ME)
+    leader = server.url.removeprefix("redis://").removesuffix("/0").replace(":", " ")
+    with redis_process(tmp_path, None, "--replicaof", leader) as replica:
+        reading = RedisLogs(RedisConnection(replica.url, deadline_s=10), Clock(), sealer=logs._sealer)
+        async with Redis.from_url(replica.url) as there:
+            while (await there.info("replication"))["master_link_status"] != "up":
+                await client.execute_command("WAIT", 1, 100)
+        look = await reading.look(KEY, 0, ME)
         assert (list(look.tokens), look.leads) == (truths(0, 3), True)
-        await unavailable(lambda: logs.append(KEY, 3, truths(3, 4), 60, ME))
-    finally:
-        await client.config_set("min-replicas-to-write", 0)
+        await unavailable(lambda: reading.append(KEY, 3, truths(3, 4), 60, ME))
+        assert await stands(reading) == truths(0, 3)
+        await reading.connection.aclose()
+
+
+async def test_a_slow_redis_is_not_waited_for(server: RedisProcess, client: Redis) -> None:
+    """It is busy with something else for a while."""
+    patient = RedisLogs(RedisConnection(server.url, deadline_s=60), Clock())
+    hasty = RedisLogs(RedisConnection(server.url, deadline_s=0.02), Clock())
+    await patient.append(KEY, 0, truths(0, 3), 60, None)
+    work = Script("local n = 0 while n < 1e8 do n = n + 1 end return 1")
+    busy = asyncio.create_task(patient.connection.run(work, [], []))
+    await asyncio.sleep(0.1)
+    await unavailable(*[lambda: hasty.look(KEY, 0, ME)] * THRESHOLD)
+    assert not busy.done(), "it is at work all the time"
+    assert (await busy, hasty.unanswered) == (1, THRESHOLD)
+    assert await stands(patient) == truths(0, 3)
+    for one in (hasty, patient):
+        await one.connection.aclose()
 
 
 async def test_a_deadline_is_put_off_while_this_process_is_held_up(logs: RedisLogs) -> None:
