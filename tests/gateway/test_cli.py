@@ -183,15 +183,22 @@ def test_an_engine_that_cannot_start_ends_all() -> None:
         assert up.wait() == 1
 
 
+async def serving(toy: ToyBackend, *flags: str) -> tuple[asyncio.subprocess.Process, int]:
+    """A gateway process that answers, and its port: any that was free when it bound it."""
+    argv = [*VERBATIM, "gateway", "--backend", toy.url, "--port", "0", *flags]
+    gateway = await asyncio.create_subprocess_exec(*argv, env=ENV, stdout=asyncio.subprocess.PIPE)
+    assert gateway.stdout is not None
+    said = await gateway.stdout.readline()
+    found = re.search(rb"Serving on http://127\.0\.0\.1:(\d+)", said)
+    assert found is not None, said
+    return gateway, int(found[1])
+
+
 async def test_the_gateway_drains(toy: ToyBackend) -> None:
     """A request in flight at SIGTERM is finished, one that comes after is refused, and then the process ends."""
     release = asyncio.Event()
     toy.faults = on("/v1/verify", Wait(release), nth=1)
-    (port,) = free_ports(1)
-    argv = [*VERBATIM, "gateway", "--backend", toy.url, "--port", str(port)]
-    gateway = await asyncio.create_subprocess_exec(*argv, env=ENV, stdout=asyncio.subprocess.PIPE)
-    assert gateway.stdout is not None
-    assert b"Serving on" in await gateway.stdout.readline()
+    gateway, port = await serving(toy)
     body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "is_deterministic": True, "max_tokens": 20}
     path = "/v1/chat/completions"
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
@@ -214,16 +221,12 @@ async def test_the_gateway_drains(toy: ToyBackend) -> None:
 async def test_a_drain_has_an_end(toy: ToyBackend, stream: bool) -> None:
     """What is still in flight then is told so, in a way that cannot be mistaken for a complete answer."""
     toy.faults = on("/v1/verify", Hang(), nth=1)
-    (port,) = free_ports(1)
-    argv = [*VERBATIM, "gateway", "--backend", toy.url, "--port", str(port), "--drain-timeout-s", "0.2"]
-    gateway = await asyncio.create_subprocess_exec(*argv, env=ENV, stdout=asyncio.subprocess.PIPE)
-    assert gateway.stdout is not None
-    assert b"Serving on" in await gateway.stdout.readline()
+    gateway, port = await serving(toy, "--drain-timeout-s", "0.2")
     in_flight = asyncio.create_task(asyncio.to_thread(chat, port, stream=stream, max_tokens=20))
     await toy.hung.acquire()
     gateway.terminate()
-    await toy.left.acquire()
     response = await in_flight
+    await toy.left.acquire()
     last = response.text.strip().split("\n\n")[-1].removeprefix("data: ")
     assert json.loads(last)["error"]["code"] == "shutting_down"
     assert response.status_code == (200 if stream else 503)
