@@ -229,7 +229,10 @@ def _bound(request: _Request, most: int | None) -> dict[str, int]:
     for field in asked:
         if getattr(request.peek, field) > most:
             raise NotAllowed(f"{field} must be at most {most} here", param=field)
-    return {} if asked or request.path not in ROUTES else {"max_tokens": most}
+    if asked:
+        # Said again, since the body may say it twice, and its upstream heed the other one.
+        return {field: getattr(request.peek, field) for field in asked}
+    return {"max_tokens": most} if request.path in ROUTES else {}
 
 
 class _Answer:

@@ -15,10 +15,12 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from gateway.breaker import Breaker
-from gateway.errors import BackendError, BackendUnreachable
+from gateway.errors import BackendError, BackendUnreachable, RequestError
 from gateway.http_client import Header, HttpClient, Incoming, Server
 from gateway.models_file import UpstreamConfig
 from gateway.telemetry.record import recording
+from policies.policy import BODY_FIELD
+from policies.settings import SAMPLING
 
 HOP_BY_HOP = frozenset(
     {
@@ -39,7 +41,9 @@ _OURS = frozenset({b"host", b"content-length", b"expect", b"authorization"})
 """Said anew on the way to an upstream. The client's credentials are for this gateway alone."""
 
 _PREFIX = b"x-verbatim-"
-_MODEL, _DETERMINISM = "model", "is_deterministic"
+_MODEL, _DETERMINISM = "model", BODY_FIELD
+_GOVERNED = frozenset({_MODEL, _DETERMINISM, "n", "max_tokens", "max_completion_tokens", *SAMPLING})
+"""Fields that a policy has a say in. Some servers take another case for the same name (Go's encoding/json does)."""
 
 
 class Upstream:
@@ -61,9 +65,12 @@ class Upstream:
     def body(self, content: bytes, more: Mapping[str, int]) -> bytes:
         """The client's body: byte for byte, unless it holds what the upstream calls differently or does not know.
 
-        `more` is set in it.
+        `more` is set in it. Raises `RequestError` for a field that some upstream would take for one that was judged.
         """
         fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        for name in fields:
+            if name not in _GOVERNED and name.casefold() in _GOVERNED:
+                raise RequestError(f"{name!r} must be written {name.casefold()!r}", param=name)
         model = msgspec.json.encode(self.config.model)
         if bytes(fields[_MODEL]) == model and _DETERMINISM not in fields and not more:
             return content

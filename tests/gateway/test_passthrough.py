@@ -362,6 +362,20 @@ async def test_limits_and_bounds_of_a_policy_hold_here_too() -> None:
         assert (long.status_code, long.json()["error"]["param"]) == (403, "max_completion_tokens")
 
 
+async def test_what_was_judged_is_what_the_upstream_reads() -> None:
+    """Whichever of two equal names it takes, and whether or not case matters to it."""
+    upstream = MockUpstream()
+    bounded = FixedPolicy(load_policy(POLICY.replace("requests_per_minute: 2, burst_s: 60, ", ""), "policy.yaml"))
+    async with launch(upstream, policies=bounded) as gateway:
+        for name in ("Model", "MAX_TOKENS", "max_to\\u212aens", "Top_P"):
+            refused = await post(gateway, b'{"model":"m","%s":51}' % name.encode())
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == json.loads(f'"{name}"')
+        assert not upstream.received
+        assert (await post(gateway, b'{"max_tokens":51,"model":"m","max_tokens":7,"Vendor":1}')).status_code == 200
+        assert upstream.received[0].body == b'{"max_tokens":7,"model":"m","Vendor":1}'
+
+
 @pytest.mark.parametrize(
     "path",
     [
