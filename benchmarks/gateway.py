@@ -122,6 +122,10 @@ def running(subject: Subject) -> Iterator[None]:
             yield
         finally:
             subject.process.terminate()
+            try:
+                subject.process.wait(10)
+            except subprocess.TimeoutExpired:
+                subject.process.kill()  # An overloaded one may see its requests out for minutes.
 
 
 async def until_ready(subject: Subject) -> None:
@@ -176,7 +180,10 @@ async def measure(subject: Subject, options: argparse.Namespace) -> None:
         subject.cells.append(await _cell(subject, options.streams, options.streams, options.limit_s, stream=True))
 
 
-def per_chunk_us(whole: dict[str, Any], streamed: dict[str, Any]) -> float:
+def per_chunk_us(whole: dict[str, Any], streamed: dict[str, Any]) -> float | None:
+    """None where something went wrong: what an error costs is no chunk's."""
+    if whole["errors"] or streamed["errors"]:
+        return None
     more_ms: float = streamed["cpu_ms_per_request"] - whole["cpu_ms_per_request"]
     return 1e3 * more_ms / CHUNKS
 

@@ -161,15 +161,15 @@ class HttpClient:
 
     def _close_old(self) -> None:
         self._close_idle(self._loop.time() - KEEPALIVE_S)
-        some = any(self._idle.values())
-        self._sweep = self._loop.call_later(KEEPALIVE_S, self._close_old) if some else None
+        self._sweep = self._loop.call_later(KEEPALIVE_S, self._close_old) if self._idle else None
 
     def _close_idle(self, before: float) -> None:
-        for server, connections in self._idle.items():
+        for connections in self._idle.values():
             for connection in connections:
                 if connection.idle_since <= before:
                     connection.close()
-            self._idle[server] = [connection for connection in connections if connection.open]
+        left = {server: [one for one in connections if one.open] for server, connections in self._idle.items()}
+        self._idle = {server: connections for server, connections in left.items() if connections}
 
 
 class Incoming:
