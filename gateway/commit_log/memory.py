@@ -87,6 +87,8 @@ class MemoryLogs:
 
         Saying again what stands changes nothing but the alternatives known. Raises `Conflict`, or `Gap`.
         """
+        if not self.max_bytes:
+            return  # Nothing stands and nothing will.
         log = self._find(key) or _Log()
         if position > log.length:
             raise Gap(log.length)
