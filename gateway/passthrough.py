@@ -28,7 +28,7 @@ from gateway.http_client import Header, Incoming
 from gateway.limits.limiter import Limiter
 from gateway.models import Models
 from gateway.telemetry.record import recording
-from gateway.upstream import end_to_end
+from gateway.upstream import OWN_PREFIX, end_to_end
 from policies.decision import Decision, RequestFacts, Serving
 from policies.loader import ROUTES
 from policies.policy import HEADER, RECEIPT_HEADER, Mode
@@ -251,9 +251,15 @@ class _Answer:
         self._takes_events = False
 
     async def begin(self, incoming: Incoming, limits: Mapping[str, str]) -> None:
-        """`limits` are the headers that say where the client stands; an upstream's own ones speak of us."""
+        """`limits` are the headers that say where the client stands; an upstream's own ones speak of us.
+
+        An upstream that is a gateway like this one says what was true between us and it: its receipts are not here.
+        """
         said = {name.lower().encode(): value.encode() for name, value in {**self._said, **limits}.items()}
-        kept = [item for item in end_to_end(incoming.headers) if item[0] not in said and item[0] not in _SAID_ANEW]
+        anew = _SAID_ANEW.union(said)
+        kept = [
+            item for item in end_to_end(incoming.headers) if item[0] not in anew and not item[0].startswith(OWN_PREFIX)
+        ]
         named = dict(kept)
         streams = named.get(b"content-type", b"").partition(b";")[0].strip().lower() == _EVENT_STREAM
         recording().stream = streams

@@ -40,7 +40,9 @@ HOP_BY_HOP = frozenset(
 _OURS = frozenset({b"host", b"content-length", b"expect", b"authorization"})
 """Said anew on the way to an upstream. The client's credentials are for this gateway alone."""
 
-_PREFIX = b"x-verbatim-"
+OWN_PREFIX = b"x-verbatim-"
+"""What headers begin with in which a gateway speaks of itself, to its clients and they to it."""
+
 _MODEL, _DETERMINISM = "model", BODY_FIELD
 _GOVERNED = frozenset({_MODEL, _DETERMINISM, "n", "max_tokens", "max_completion_tokens", *SAMPLING})
 """Fields that a policy has a say in. Some servers take another case for the same name (Go's encoding/json does)."""
@@ -82,7 +84,9 @@ class Upstream:
         """The client's headers, without what is not for the upstream, and with its key; `more` takes their place."""
         said = [(name.encode(), value.encode()) for name, value in more.items()]
         ours = _OURS.union(name for name, _ in said)
-        sent = [header for header in end_to_end(headers) if header[0] not in ours and header[0][:11] != _PREFIX]
+        sent = [
+            header for header in end_to_end(headers) if header[0] not in ours and not header[0].startswith(OWN_PREFIX)
+        ]
         return [*sent, *said, *self._credentials]
 
 

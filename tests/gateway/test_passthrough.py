@@ -56,12 +56,14 @@ async def post(
 async def test_body_status_and_unknown_fields_are_kept_both_ways() -> None:
     answer = b'{ "id": "x", "vendor": {"z": 1.50},\n "a": 1 }'
     headers = ("content-type: application/json", "x-vendor: 1", "set-cookie: a=1", "set-cookie: b=2")
+    headers += ("X-Verbatim-Determinism: verified", "X-Verbatim-Receipt: vr_1")
     async with launch(MockUpstream(plain(answer, "200 OK", *headers))) as gateway:
         response = await post(gateway, path="/v1/chat/completions?beta=1&x=%20")
         assert response.content == answer
         assert response.headers["x-vendor"] == "1"
         assert response.headers.get_list("set-cookie") == ["a=1", "b=2"]
-        assert response.headers["x-verbatim-determinism"] == "off"
+        assert response.headers.get_list("x-verbatim-determinism") == ["off"]
+        assert "x-verbatim-receipt" not in response.headers, "it is another gateway's"
         assert response.headers["content-length"] == str(len(answer))
 
 
