@@ -53,7 +53,12 @@ class Limiter:
         """
         lease = self._lease(tenant, limits, places)
         grant = Grant(self, tenant, limits, word)
-        await grant.take([] if limits.requests is None else [_charge(tenant, "requests", limits.requests, 1)], lease)
+        charges = [] if limits.requests is None else [_charge(tenant, "requests", limits.requests, 1)]
+        try:
+            await grant.take(charges, lease)
+        except asyncio.CancelledError:
+            await self._give_back([], lease)  # The store may have taken it all the same.
+            raise
         renewing = None if lease is None else asyncio.create_task(self._renew(lease))
         try:
             yield grant

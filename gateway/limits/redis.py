@@ -65,6 +65,9 @@ return answer
 """.replace("LEASE_WAIT_MS", str(LEASE_WAIT_MS)).replace("SLACK_MS", str(SLACK_MS))
 )
 
+GIVE_BACK = Script("redis.call('ZREM', KEYS[1], unpack(ARGV))  -- KEYS: the set of leases. ARGV: the ids of one.")
+"""A script, as what takes a lease is one: scripts run in the order of their calls, so none is taken behind it."""
+
 
 class RedisStore:
     """Buckets and leases behind a connection."""
@@ -84,8 +87,7 @@ class RedisStore:
         if charges:
             await self._run(charges, None)
         if lease is not None:
-            async with self.connection.answering():
-                await self.connection.redis.zrem(lease.key, *lease.ids)
+            await self.connection.run(GIVE_BACK, [lease.key], lease.ids)
 
     async def _run(self, charges: Sequence[Charge], lease: Lease | None) -> list[bytes | int]:
         keys = [charge.key for charge in charges]

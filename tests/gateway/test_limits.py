@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,7 @@ from gateway.limits.limiter import Limiter
 from gateway.limits.memory import SWEEP_AT, MemoryStore
 from gateway.limits.redis import RedisStore
 from gateway.limits.store import Charge, Lease, LimitStore, Taken, spend
-from gateway.redis_connection import RedisConnection, StoreUnavailable
+from gateway.redis_connection import RedisConnection, Script, StoreUnavailable
 from policies.decision import Limits, Quota, Rate
 from policies.document import Unavailable
 
@@ -348,6 +349,53 @@ async def test_places_are_free_again_however_a_request_ends() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert "0 places taken" in repr(store)
+
+
+class HeldConnection(RedisConnection):
+    """A connection whose batches of scripts wait until they are let go."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, deadline_s=30)
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    async def _exchange(self, command: str, calls: list[Any]) -> list[Any]:
+        self.reached.set()
+        await self.go.wait()
+        return await super()._exchange(command, calls)
+
+
+@pytest.mark.parametrize("renews", [False, True])
+async def test_no_place_is_taken_behind_its_giving_back(server: RedisProcess, renews: bool) -> None:
+    """Whoever leaves while the store is asked for a place, or to renew one, holds none."""
+    connection = HeldConnection(server.url)
+    limiter = Limiter(RedisStore(connection), renew_every_s=0.01)
+    limits = Limits(concurrency=Quota(1, "left"))
+    await connection.redis.flushall()
+
+    entered = asyncio.Event()
+
+    async def run() -> None:
+        async with limiter.admit("acme", limits, 1, Unavailable.DENY):
+            connection.go.clear()
+            connection.reached.clear()
+            entered.set()
+            await asyncio.Event().wait()
+
+    if renews:
+        connection.go.set()
+    task = asyncio.create_task(run())
+    if renews:
+        await entered.wait()
+    await connection.reached.wait()
+    task.cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    connection.go.set()
+    await asyncio.gather(task, return_exceptions=True)
+    await connection.run(Script("return 1"), [], [])  # behind all that was called before
+    left = await connection.redis.keys()
+    await connection.aclose()
+    assert left == []
 
 
 async def test_a_lease_is_renewed_while_its_request_runs(server: RedisProcess) -> None:
