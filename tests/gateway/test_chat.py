@@ -506,8 +506,10 @@ async def test_health(toy: ToyBackend, gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_our_own_failure_has_an_envelope_too(toy: ToyBackend, stream: bool) -> None:
-    toy.files = msgspec.structs.replace(toy.files, chat_template="{{ 1 + 'a' }}")  # a TypeError, not a template's word
-    async with launch_gateway(toy.url) as gateway:
+    def draw_seed() -> int:
+        raise ZeroDivisionError("ours")
+
+    async with launch_gateway(toy.url, draw_seed) as gateway:
         assert error(await gateway.chat(stream=stream), 500)["message"] == "internal error"
         await gateway.models.admission.wait_idle()
 
