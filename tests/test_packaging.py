@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("backend", "gateway", "policies")
@@ -87,8 +88,8 @@ def imports(path: Path) -> Iterator[str]:
 
 def test_the_gateway_imports_only_what_a_plain_install_brings() -> None:
     """By name, not by what happens to be there: a dependency of a dependency may go away."""
-    given = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
-    given |= {"starlette", "anyio"}  # FastAPI's own foundation, pinned by it
+    given = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    given |= {canonicalize_name(name) for name in ("starlette", "anyio")}  # FastAPI's own foundation, pinned by it
     optional = {"opentelemetry": "otel"}
     of = packages_distributions()
     files = [*(ROOT / "gateway").rglob("*.py"), *(ROOT / "policies").rglob("*.py"), ROOT / "backend" / "protocol.py"]
@@ -97,7 +98,7 @@ def test_the_gateway_imports_only_what_a_plain_install_brings() -> None:
         for path in files
         for name in imports(path)
         if name not in sys.stdlib_module_names | {*PACKAGES, "__future__"}
-        and not {distribution.lower() for distribution in of.get(name, ())} & given
+        and not {canonicalize_name(distribution) for distribution in of.get(name, ())} & given
         and optional.get(name) not in PROJECT["optional-dependencies"]
     }
     assert not undeclared
