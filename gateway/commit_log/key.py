@@ -76,12 +76,13 @@ def _grammar(value: Grammar | None) -> bytes:
 
 
 def _sampling(value: Sampling) -> bytes:
-    return _fields(value) if value.grammar is not None else _free_sampling(value)
+    is_long = value.grammar is not None or value.logit_bias
+    return _fields(value) if is_long else _short_sampling(value)
 
 
 @lru_cache(1024)
-def _free_sampling(value: Sampling) -> bytes:
-    """Most requests sample alike, and equal samplings write equal bytes. Grammars may be long: they are not kept."""
+def _short_sampling(value: Sampling) -> bytes:
+    """Most requests sample alike, and equal samplings write equal bytes."""
     return _fields(value)
 
 
