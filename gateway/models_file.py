@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import urlsplit
 
+from gateway.base_url import parse_base_url
 from policies.kinds import Name, Whole, Word
-from policies.sections import Mistakes, Plain, Section, open_document
+from policies.sections import Mistakes, Section, open_document
 
 VERSION = 1
 
@@ -95,13 +95,13 @@ def _model(name: str, section: Section, env: Mapping[str, str]) -> ModelConfig:
 
 
 def _backend(section: Section) -> str:
-    url = section.require("url", _url)
+    url = section.require("url", parse_base_url)
     section.close()
     return url or ""
 
 
 def _upstream(name: str, section: Section, env: Mapping[str, str]) -> UpstreamConfig:
-    url = section.require("url", _url)
+    url = section.require("url", parse_base_url)
     variable = section.take("key_env", Name().parse)
     model = section.take("model", Name().parse)
     section.close()
@@ -109,17 +109,3 @@ def _upstream(name: str, section: Section, env: Mapping[str, str]) -> UpstreamCo
     if variable is not None and not key:
         section.mistake(f"the environment variable {variable} is not set", "key_env")
     return UpstreamConfig(url or "", model or name, key)
-
-
-def _url(value: Plain) -> str:
-    if isinstance(value, str):
-        parts = urlsplit(value)
-        if parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.fragment):
-            try:
-                _ = parts.port
-            except ValueError as error:
-                raise ValueError(f"has no right port: {error}") from None
-            if parts.username is not None or parts.password is not None:
-                raise ValueError("must not hold a user or a password; name the variable of a key in key_env")
-            return value.rstrip("/")
-    raise ValueError("must be an http:// or https:// URL")

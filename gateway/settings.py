@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, get_args, get_type_hints
-from urllib.parse import urlsplit
 
+from gateway.base_url import parse_base_url
 from gateway.errors import ConfigError
 from policies.api_keys import parse_hash
 
@@ -106,8 +106,11 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        if self.backend is not None and not _is_url(self.backend):
-            raise ConfigError("backend must be an http:// or https:// URL", param="backend")
+        if self.backend is not None:
+            try:
+                parse_base_url(self.backend)
+            except ValueError as error:
+                raise ConfigError(f"backend {error}", param="backend") from error
         if self.backend is not None and self.models is not None:
             raise ConfigError("backend and models exclude each other", param="models")
         if self.redis is not None and not self.redis.startswith(REDIS_SCHEMES):
@@ -156,14 +159,6 @@ class SettingInfo:
     @property
     def variable(self) -> str:
         return ENV_PREFIX + self.name.upper()
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no right port
-        return False
 
 
 def _info(one: Field[Any], hint: Any) -> SettingInfo:

@@ -273,6 +273,7 @@ async def test_a_redis_that_is_not_there_is_said_and_stops_nothing(toy: ToyBacke
     [
         (["gateway"], {}, "--backend URL"),
         (["gateway", "--backend", "localhost"], {}, "--backend: backend must be"),
+        (["gateway", "--backend", "http://me:secret@x"], {}, "--backend: backend must not hold a user or a password"),
         (["gateway", "--backend", "http://x"], {"VERBATIM_PORT": "many"}, "VERBATIM_PORT: 'many' is no whole number"),
         (
             ["gateway", "--backend", "http://x"],
