@@ -97,6 +97,7 @@ def main(
         access_log=False,
         timeout_graceful_shutdown=5,
     )
+    listener = config.bind_socket()  # Before loading: it exits where the port is taken.
     server = _Server(config, backend)
     failures: list[str] = []
 
@@ -126,7 +127,7 @@ def main(
             raise
 
     threading.Thread(target=load, name="loader", daemon=True).start()
-    server.run()
+    server.run(sockets=[listener])
     backend.stop()
     if failures:
         raise click.ClickException(failures[0])

@@ -6,6 +6,8 @@ import json
 import math
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -271,3 +273,12 @@ def test_decoding_yields_where_drafts_are_cheaper(
         events = [msgspec.json.decode(line, type=DecodeEvent) for line in lines]
         assert sum(len(event.tokens) for event in events) == count
         assert (events[-1].wants_draft, events[-1].finish) == (count == 1, None if count == 1 else "length")
+
+
+def test_a_port_that_is_taken_ends_the_start_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        argv = [sys.executable, "-m", "backend.server", "--port", str(taken.getsockname()[1])]
+        ended = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    (line,) = ended.stderr.splitlines()
+    assert "Address already in use" in line
