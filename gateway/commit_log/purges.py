@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -67,13 +66,22 @@ class Purges:
 
     def concern(self, key: bytes) -> bool:
         """Whether a log is being purged, and so not to be read, nor written."""
-        return bool(self._under_way) and any(selects(key) for _, selects in self._under_way.values())
+        if not self._under_way:
+            return False
+        now = time.monotonic()
+        return any(until > now and selects(key) for until, selects in self._under_way.values())
 
     async def watch(self) -> None:
         """Do what others announce, for as long as the gateway runs."""
+        hears = True
         while self._connection is not None:
-            with suppress(StoreUnavailable):  # said by the commit log; the next look may do better
+            try:
                 await self.catch_up(self._connection)
+                hears = True
+            except StoreUnavailable as error:
+                if hears:  # said once, not for every look
+                    log.error("purges are not heard of (%s): what others purge still stands in this memory", error)
+                hears = False
             await asyncio.sleep(self._look_every_s)
 
     async def catch_up(self, connection: RedisConnection) -> None:

@@ -128,3 +128,29 @@ async def test_a_purge_that_cannot_be_read_is_one_of_all(connection: RedisConnec
     await connection.redis.xadd(STREAM, {"later": "version"})
     await Purges(memory.purge, connection).catch_up(connection)
     assert len(memory) == 0
+
+
+class Enough(Exception):
+    """The third look."""
+
+
+class ThreeLooks(Purges):
+    looks = 0
+
+    async def catch_up(self, connection: RedisConnection) -> None:
+        self.looks += 1
+        if self.looks == 3:
+            raise Enough
+        await super().catch_up(connection)
+
+
+async def test_a_gateway_that_hears_of_no_purge_says_so(
+    connection: RedisConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, also where all else in that Redis answers it."""
+    await connection.redis.set(STREAM, "somebody else's")
+    with pytest.raises(Enough):
+        await ThreeLooks(memory_of([]).purge, connection, 0.001).watch()
+    assert [record.getMessage() for record in caplog.records] == [
+        "purges are not heard of (ResponseError): what others purge still stands in this memory"
+    ]

@@ -19,7 +19,9 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from redis_process import READY, SERVER, free_port, ready_process, redis_process
 from toy_model import float32
 
+from gateway.commit_log.purges import Purges
 from gateway.commit_log.redis import Lease, RedisLogs
+from gateway.commit_log.selection import Selection
 from gateway.domain import Token
 from gateway.limits.redis import RedisStore
 from gateway.limits.store import Charge
@@ -115,6 +117,7 @@ async def test_over_tls_with_a_user_of_few_rights(secured: tuple[int, Path]) -> 
     await store.give_back([], lease)
     async with connection.answering():
         assert await connection.redis.dbsize() >= 1 and await connection.redis.info("memory")
+    assert (await Purges(lambda selects: 0, connection, 0.01).purge(Selection())).shared == 1
     with pytest.raises(StoreUnavailable):
         async with connection.answering():
             await connection.redis.set("somebody:else", 1)
