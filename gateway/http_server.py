@@ -41,6 +41,10 @@ class Refused(Exception):
         self.status = status
 
 
+def _head_too_long() -> Refused:
+    return Refused(431, f"the request's head is over {MAX_HEAD_BYTES} bytes")
+
+
 class HttpServerProtocol(HttpToolsProtocol):
     """To be uvicorn's `http`."""
 
@@ -69,7 +73,7 @@ class HttpServerProtocol(HttpToolsProtocol):
         if not self._in_request:
             self._end_watch()
         elif self._since_body > MAX_HEAD_BYTES:
-            self._refuse(Refused(431, f"the request's head is over {MAX_HEAD_BYTES} bytes"))
+            self._refuse(_head_too_long())
         elif self._watch is None:
             self._begin_watch()
         elif self._in_body:
@@ -87,11 +91,15 @@ class HttpServerProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise self._refusing(_head_too_long())
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + _LINE)
+        self._head_bytes += len(name) + len(value) + _LINE
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise self._refusing(_head_too_long())
         if self._in_body:
             return  # a trailer
         if len(name) == 4 and name.lower() == b"host":
@@ -135,11 +143,6 @@ class HttpServerProtocol(HttpToolsProtocol):
         self.transport.write(body)
         self.transport.write_eof()
         self._watch = self.loop.call_later(LINGER_S, self.transport.close)
-
-    def _count(self, length: int) -> None:
-        self._head_bytes += length
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise self._refusing(Refused(431, f"the request's head is over {MAX_HEAD_BYTES} bytes"))
 
     def _refusing(self, refused: Refused) -> Refused:
         self._refused = refused
