@@ -68,11 +68,17 @@ class HttpClient:
     """The connections of a whole gateway. To be made in its event loop."""
 
     def __init__(
-        self, *, connect_timeout_s: float, silence_timeout_s: float, tls: ssl.SSLContext | None = None
+        self,
+        *,
+        connect_timeout_s: float,
+        silence_timeout_s: float,
+        keepalive_s: float = KEEPALIVE_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`tls` says whose certificates are trusted; without it, those the system trusts."""
         self._connect_timeout_s = connect_timeout_s
         self._silence_timeout_s = silence_timeout_s
+        self._keepalive_s = keepalive_s
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Server, list[_Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
@@ -134,7 +140,7 @@ class HttpClient:
         idle = self._idle.get(server, [])
         while idle:
             connection = idle.pop()
-            if connection.idle_since > self._loop.time() - KEEPALIVE_S and connection.open:
+            if connection.idle_since > self._loop.time() - self._keepalive_s and connection.open:
                 return connection
             connection.close()
         if server.tls and self._tls is None:
@@ -157,11 +163,11 @@ class HttpClient:
         """Have a connection wait for its next request."""
         self._idle.setdefault(server, []).append(connection)
         if self._sweep is None:
-            self._sweep = self._loop.call_later(KEEPALIVE_S, self._close_old)
+            self._sweep = self._loop.call_later(self._keepalive_s, self._close_old)
 
     def _close_old(self) -> None:
-        self._close_idle(self._loop.time() - KEEPALIVE_S)
-        self._sweep = self._loop.call_later(KEEPALIVE_S, self._close_old) if self._idle else None
+        self._close_idle(self._loop.time() - self._keepalive_s)
+        self._sweep = self._loop.call_later(self._keepalive_s, self._close_old) if self._idle else None
 
     def _close_idle(self, before: float) -> None:
         for connections in self._idle.values():

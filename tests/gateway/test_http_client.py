@@ -229,27 +229,66 @@ async def test_a_connection_is_used_again_after_a_complete_answer() -> None:
 @pytest.mark.parametrize("behind", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx"], ids=["closed", "spoke"])
 async def test_a_connection_that_ended_while_idle_is_not_used(behind: bytes) -> None:
     connections = 0
-    gone = asyncio.Event()
+    answered, gone = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
         await request(reader)
         writer.write(WHOLE)
-        await asyncio.sleep(0)
+        await answered.wait()
         if behind:
             writer.write(behind)
             assert await reader.read() == b"", "the client hangs up"
         gone.set()
 
+    async with (
+        serving(serve) as url,
+        HttpClient(connect_timeout_s=5.0, silence_timeout_s=5.0, keepalive_s=3600.0) as http,
+    ):
+        for count in (1, 2):
+            assert await ask(http, url) == b"hello"
+            assert connections == count
+            answered.set()
+            await gone.wait()
+            answered.clear()
+            gone.clear()
+            for _ in range(20):  # What the other end did arrives here too.
+                await asyncio.sleep(0)
+
+
+async def test_a_server_that_answers_twice_is_asked_on_a_new_connection() -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while True:
+            await request(reader)
+            writer.write(WHOLE + b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+
     async with serving(serve) as url, client() as http:
         for count in (1, 2):
             assert await ask(http, url) == b"hello"
             assert connections == count
-            await gone.wait()
-            gone.clear()
-            for _ in range(20):  # What the other end did arrives here too.
-                await asyncio.sleep(0)
+
+
+async def test_what_idles_is_closed() -> None:
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(WHOLE)
+        assert await reader.read() == b""
+        closed.set()
+
+    async with (
+        serving(serve) as url,
+        HttpClient(connect_timeout_s=5.0, silence_timeout_s=5.0, keepalive_s=0.05) as http,
+    ):
+        assert await ask(http, url) == b"hello"
+        await closed.wait()
+        assert repr(http) == "<HttpClient idle=0>"
 
 
 async def test_an_answer_left_early_closes_its_connection() -> None:
@@ -502,7 +541,7 @@ async def test_a_request_that_is_cancelled_closes_its_connection() -> None:
         assert await reader.read() == b""
         left.set()
 
-    async with serving(serve) as url, client() as http:
+    async with serving(serve) as url, client(silence_timeout_s=3600.0) as http:
         asking = asyncio.create_task(ask(http, url))
         await asked.wait()
         asking.cancel()
