@@ -65,8 +65,6 @@ class CommitLog:
         key = log_key(reader, fingerprint, job)
         if self.purges.concern(key):
             keeping = replace(keeping, reads=False, writes=False)
-        token = uuid.uuid4().hex
-        name = (key, job.top_logprobs, "" if keeping.reads and keeping.writes else token)
         if keeping.reads:
             # Most hits end here: nobody has to fetch what stands in memory.
             standing = Standing(self.stores.memory.read(key), job)
@@ -74,6 +72,8 @@ class CommitLog:
                 self.served["hit"] += 1
                 yield Reading(standing, job, "hit")
                 return
+        token = uuid.uuid4().hex
+        name = (key, job.top_logprobs, "" if keeping.reads and keeping.writes else token)
         flight = self._flights.get(name)
         begun = flight is not None and flight.error is None
         if flight is None or flight.error is not None:
