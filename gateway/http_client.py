@@ -11,6 +11,7 @@ Connections are not limited here. Admission bounds what is in flight; a second, 
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ class HttpClient:
         idle = self._idle.get(server, [])
         while idle:
             connection = idle.pop()
-            if connection.idle_since > self._loop.time() - self._keepalive_s and connection.open:
+            if connection.idle_since > self._loop.time() - self._keepalive_s and connection.silent:
                 return connection
             connection.close()
         if server.tls and self._tls is None:
@@ -239,6 +240,16 @@ class _Connection(asyncio.Protocol):
     @property
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the connection is open and nothing has come over it that nobody asked for, its end above all: that
+        may wait to be read by the event loop while the next request is on its way. One call of the system's tells."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        look = select.poll()
+        look.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not look.poll(0)
 
     @property
     def sent(self) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -289,6 +291,38 @@ async def test_what_idles_is_closed() -> None:
         assert await ask(http, url) == b"hello"
         await closed.wait()
         assert repr(http) == "<HttpClient idle=0>"
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_an_end_that_the_event_loop_has_not_read_yet_is_seen(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """A busy loop is late; meanwhile the other end may have closed what looks idle."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def serve() -> None:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.recv(65536).endswith(b"{}")
+                connection.sendall(WHOLE)
+                answered.wait()
+            ended.set()
+
+    async def run() -> None:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        async with client() as http:
+            assert await ask(http, url) == b"hello"
+            assert repr(http) == "<HttpClient idle=1>"
+            answered.set()
+            ended.wait()  # The loop stands still.
+            assert await ask(http, url) == b"hello"
+
+    answered = threading.Event()
+    serving = threading.Thread(target=serve)
+    serving.start()
+    with listener, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+        serving.join()
 
 
 async def test_an_answer_left_early_closes_its_connection() -> None:
