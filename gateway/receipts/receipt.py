@@ -86,11 +86,11 @@ class Answer:
 
     fingerprint: str
     model: str
-    prompts: tuple[Prompt, ...]
+    prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1)]
     sampling: Sampled
     stop_ids: tuple[TokenId, ...]
     stops: tuple[str, ...]
-    choices: tuple[Choice, ...]
+    choices: Annotated[tuple[Choice, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ async def _compare(
     backend: WindowBackend, info: Info, answer: Answer, index: int, choice: Choice, prompt: Sequence[int]
 ) -> Difference | None:
     if not choice.tokens:
-        return None
+        return Difference(index, 0, "no token is recorded, and every answer has one")
     job = Job(tuple(prompt), sampling_of(answer, choice), len(choice.tokens), answer.stop_ids, top_logprobs=0)
     recorded = [
         (id_, bits) for id_, (bits,) in zip(choice.tokens, struct.iter_unpack("4s", _bits(choice)), strict=True)

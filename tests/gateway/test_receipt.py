@@ -154,6 +154,14 @@ def test_other_texts_of_the_same_receipt_are_none(changed: bytes) -> None:
         PUBLIC.check(changed)
 
 
+def test_a_receipt_of_nothing_is_none() -> None:
+    """There would be nothing to compute again, and all of it the same."""
+    made = statement()
+    for answer in (replace(made.answer, choices=()), replace(made.answer, prompts=(), choices=())):
+        with pytest.raises(ReceiptError, match="no receipt"):
+            PUBLIC.check(encode(KEY.sign(replace(made, answer=answer))))
+
+
 def test_another_key_is_not_believed() -> None:
     other = SigningKey(Ed25519PrivateKey.generate())
     raw = encode(other.sign(statement()))

@@ -135,6 +135,7 @@ async def test_what_the_key_alone_cannot_tell_a_replay_does(toy: ToyBackend, tmp
     for changes, code, said in (
         ({}, 0, "the same"),
         ({"tokens": other}, 1, f"position 3: token {tokens[3]} came, {other[3]} is recorded"),
+        ({"tokens": ()}, 1, "position 0: no token is recorded"),
         ({"tokens": tokens[:-2]}, 1, f"position {len(tokens) - 2}: finish stop is recorded, and nothing ends"),
         ({"tokens": tokens[:-2], "finish": "length"}, 1, "finish length is recorded"),
         ({"tokens": tokens[:-2], "finish": "length", "max_tokens": len(tokens) - 2}, 0, "the same"),
