@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "gateway"))
 
-from conftest import Gateway, launch_models  # noqa: E402
 from engine_process import KEYS, EngineProcess, stream, until_well  # noqa: E402
+from launched import Gateway, launch_models  # noqa: E402
 from redis_process import free_port  # noqa: E402
 
 from benchmarks.report import circumstances, write  # noqa: E402

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Gateway
+from launched import Gateway
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"llama.context_length": 512, "tokenizer.chat_template": "{{ messages[0].content }}"}

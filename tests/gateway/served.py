@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from conftest import launch_gateway
+from launched import launch_gateway
 from toy_backend import ToyBackend
 
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from answers import error
 from click.testing import CliRunner, Result
-from conftest import Gateway, launch_gateway, launch_models
+from launched import Gateway, launch_gateway, launch_models
 from redis_process import RedisProcess, redis_process
 from served import served
 from toy_backend import ToyBackend, Wait, on

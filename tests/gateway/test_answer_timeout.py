@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import launch_gateway, launch_models
+from launched import launch_gateway, launch_models
 from mock_upstream import MockUpstream, chunked
 from toy_backend import Fault, Hang, HangAfter, ToyBackend, on
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Gateway, launch_gateway, launch_models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from launched import Gateway, launch_gateway, launch_models
 from redis.asyncio import Redis
 from redis_process import RedisProcess, redis_process
 from toy_backend import Drop, Fault, Hang, Status, ToyBackend, Wait, on

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 from answers import PROMPT, error, events
-from conftest import Gateway, draw_same_seed, launch_gateway
+from launched import Gateway, draw_same_seed, launch_gateway
 from toy_backend import Drafter, Drop, Fault, Hang, HangAfter, Status, ToyBackend, on
 from toy_model import EOS, VOCAB, ids, piece
 

@@ -10,7 +10,7 @@ import msgspec
 import openai
 import pytest
 from answers import PROMPT, error, events, folded
-from conftest import Gateway, launch_gateway
+from launched import Gateway, launch_gateway
 from tokenizers import Tokenizer, processors
 from toy_backend import Hang, Status, ToyBackend, on
 from toy_model import EOS, TOKENIZER, VOCAB, ids, piece

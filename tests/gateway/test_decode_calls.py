@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from conftest import Gateway, launch_gateway, launch_models
+from launched import Gateway, launch_gateway, launch_models
 from toy_backend import Drop, DropAfter, Fault, Hang, HangAfter, Status, ToyBackend, on
 
 from backend.protocol import DecodeRequest

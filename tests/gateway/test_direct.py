@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Gateway
+from launched import Gateway
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.app import ERROR_HANDLERS

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
-from conftest import launch_gateway, launch_models
+from launched import launch_gateway, launch_models
 from mock_upstream import MockUpstream, plain
 from toy_backend import HangAfter, ToyBackend, Wait, on
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Gateway, launch_models
+from launched import Gateway, launch_models
 from toy_backend import Drop, Fault, Hang, Status, ToyBackend, Wait, on
 
 from backend.protocol import Health

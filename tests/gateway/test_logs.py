@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from conftest import Gateway, launch_gateway, launch_models
+from launched import Gateway, launch_gateway, launch_models
 from mock_upstream import MockUpstream, chunked, plain
 from toy_backend import Status, ToyBackend, on
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Gateway, launch_gateway, launch_models
 from hypothesis import given
 from hypothesis import strategies as st
+from launched import Gateway, launch_gateway, launch_models
 from mock_upstream import MockUpstream, chunked
 from prometheus_client.parser import text_string_to_metric_families
 from toy_backend import Status, ToyBackend, on

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from conftest import Gateway
+from launched import Gateway
 from toy_backend import Status, ToyBackend, on
 from toy_model import ids
 

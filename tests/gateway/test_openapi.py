@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from conftest import Gateway
+from launched import Gateway
 from starlette.routing import Route
 
 from gateway.openai_api import chat_request, completion_request

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Gateway, launch_models
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from launched import Gateway, launch_models
 from mock_upstream import MockUpstream, chunked, plain
 from toy_backend import ToyBackend
 from toy_model import TOKENIZER, ToyModel, ids

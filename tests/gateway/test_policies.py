@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
-from conftest import Gateway, launch_gateway, launch_models
+from launched import Gateway, launch_gateway, launch_models
 from redis.asyncio import Redis
 from redis_process import RedisProcess, redis_process
 from toy_backend import Hang, ToyBackend, on

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import Gateway, launch_gateway
+from launched import Gateway, launch_gateway
 from test_cache import policy
 from test_cli import free_ports
 from test_real_replicas import KEYS, EngineProcess

@@ -9,8 +9,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from conftest import launch_models
 from engine_process import KEYS, EngineProcess, stream, until_well
+from launched import launch_models
 from test_cli import free_ports
 
 from gateway.models_file import ModelConfig

@@ -21,7 +21,7 @@ import httpx
 import msgspec
 import pytest
 from answers import error, events
-from conftest import Gateway, launch_gateway, launch_models
+from launched import Gateway, launch_gateway, launch_models
 from redis.asyncio import Redis
 from redis_process import RedisProcess
 from toy_backend import Drop, ToyBackend, Wait

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner
-from conftest import Gateway, launch_gateway
+from launched import Gateway, launch_gateway
 from receipts_made import KEY, PUBLIC, choice, statement
 from test_cli import free_ports
 from test_real_replicas import KEYS, EngineProcess

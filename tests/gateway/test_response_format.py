@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Gateway
 from hypothesis import given
 from hypothesis import strategies as st
+from launched import Gateway
 from toy_backend import Status, ToyBackend, on
 
 from backend.protocol import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from answers import error
-from conftest import Gateway, launch_gateway
+from launched import Gateway, launch_gateway
 from toy_backend import ToyBackend
 from toy_model import EOS, ToyModel, ids
 

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 from answers import PROMPT, error
-from conftest import Gateway, launch_gateway
+from launched import Gateway, launch_gateway
 from tokenizers import Tokenizer, processors
 from toy_backend import ToyBackend
 from toy_model import EOS, TOKENIZER, VOCAB, ids

@@ -10,7 +10,7 @@ import msgspec
 import openai
 import pytest
 from answers import error, events, folded
-from conftest import Gateway, launch_gateway
+from launched import Gateway, launch_gateway
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from toy_backend import ToyBackend
 from toy_model import EOS, FILES, TOKENIZER, ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import Gateway
+from launched import Gateway
 
 from gateway.ui.pages import PAGE
 

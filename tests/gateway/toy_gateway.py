@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
-from conftest import launch_gateway
+from launched import launch_gateway
 from toy_backend import ToyBackend
 from toy_model import EOS, FILES, TOKENIZER, ToyModel, ids
 from toy_tools import TEMPLATE
