@@ -17,6 +17,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import envelope
+from gateway.http_parser import RequestParser
 
 MAX_HEAD_BYTES = 64 * 1024
 """So much may come in a row that is no body: a request's head, trailers, extensions of chunks."""
@@ -52,6 +53,7 @@ class HttpServerProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.parser: RequestParser = RequestParser(self)
         self._refused: Refused | None = None
         self._in_request = self._in_body = False
         self._head_bytes = self._hosts = 0
@@ -107,9 +109,10 @@ class HttpServerProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.offers:
+            return
         if self.parser.should_upgrade():
-            # The parser takes what follows for another protocol, so a body would be lost.
-            raise self._refusing(Refused(400, "connections are not upgraded here: send no Upgrade header"))
+            raise self._refusing(Refused(400, "this is no proxy: CONNECT is not answered"))
         if self._hosts != 1 and self.parser.get_http_version() == "1.1":
             raise self._refusing(Refused(400, "there must be one Host header"))
         self._in_body = True
@@ -120,6 +123,8 @@ class HttpServerProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.offers:
+            return  # its head is read again
         self._in_request = self._in_body = False
         self._since_body = 0
         super().on_message_complete()
