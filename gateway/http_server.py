@@ -11,6 +11,7 @@ packets. Here a head waits for what follows it, until the next turn of the event
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any, cast
 
 import msgspec
@@ -18,6 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import envelope
 from gateway.http_parser import RequestParser
+from gateway.telemetry.record import REQUEST_ID
+from policies.policy import HEADER, RECEIPT_HEADER
 
 MAX_HEAD_BYTES = 64 * 1024
 """So much may come in a row that is no body: a request's head, trailers, extensions of chunks."""
@@ -29,9 +32,12 @@ LINGER_S = 1.0
 """How long what comes behind a refusal is read and dropped: to close at once would reset the connection, and the client
 might not get to see why."""
 
+ONCE = {name.lower().encode(): name for name in ("Host", "Authorization", "Content-Type", HEADER, RECEIPT_HEADER)}
+"""Headers that hold one value. Of two, whoever stands in front of us, or behind, might go by the other one."""
+
 _HEAD = b"HTTP/1."
 _LINE = len(b": \r\n")
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+_REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class Refused(Exception):
@@ -46,6 +52,10 @@ def _head_too_long() -> Refused:
     return Refused(431, f"the request's head is over {MAX_HEAD_BYTES} bytes")
 
 
+def _not_one(header: bytes) -> Refused:
+    return Refused(400, f"there must be one {ONCE[header]} header")
+
+
 class HttpServerProtocol(HttpToolsProtocol):
     """To be uvicorn's `http`."""
 
@@ -56,7 +66,8 @@ class HttpServerProtocol(HttpToolsProtocol):
         self.parser: RequestParser = RequestParser(self)
         self._refused: Refused | None = None
         self._in_request = self._in_body = False
-        self._head_bytes = self._hosts = 0
+        self._head_bytes = 0
+        self._seen: set[bytes] = set()
         self._since_body = 0
         self._heard_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
@@ -89,7 +100,8 @@ class HttpServerProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_request = True
-        self._head_bytes = self._hosts = 0
+        self._head_bytes = 0
+        self._seen.clear()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -104,8 +116,14 @@ class HttpServerProtocol(HttpToolsProtocol):
             raise self._refusing(_head_too_long())
         if self._in_body:
             return  # a trailer
-        if len(name) == 4 and name.lower() == b"host":
-            self._hosts += 1
+        lowered = name.lower()
+        if lowered in ONCE:
+            if lowered in self._seen:
+                raise self._refusing(_not_one(lowered))
+            self._seen.add(lowered)
+        elif lowered == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            # The parser takes any codings whose last is chunked, and hands the body on as if there were no others.
+            raise self._refusing(Refused(400, "the only transfer coding understood is chunked"))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -113,8 +131,8 @@ class HttpServerProtocol(HttpToolsProtocol):
             return
         if self.parser.should_upgrade():
             raise self._refusing(Refused(400, "this is no proxy: CONNECT is not answered"))
-        if self._hosts != 1 and self.parser.get_http_version() == "1.1":
-            raise self._refusing(Refused(400, "there must be one Host header"))
+        if b"host" not in self._seen and self.parser.get_http_version() == "1.1":
+            raise self._refusing(_not_one(b"host"))
         self._in_body = True
         super().on_headers_complete()
 
@@ -143,8 +161,11 @@ class HttpServerProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         body = msgspec.json.encode(envelope(str(self._refused), "invalid_request_error"))
         status, length = self._refused.status, len(body)
-        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(head % (status, _REASONS[status], length))
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n"
+            f"{REQUEST_ID}: {uuid.uuid4().hex}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode())
         self.transport.write(body)
         self.transport.write_eof()
         self._watch = self.loop.call_later(LINGER_S, self.transport.close)

@@ -60,7 +60,9 @@ def build_router(
         caller = await caller_of(request)
         content = await read_json_body(request, max_body_bytes)
         ask = await _parse(parse, content, request.headers.get(HEADER))
-        cache_control, receipt = request.headers.get("cache-control", ""), request.headers.get(RECEIPT_HEADER)
+        # A list, which may stand in several lines.
+        cache_control = ", ".join(request.headers.getlist("cache-control"))
+        receipt = request.headers.get(RECEIPT_HEADER)
         facts = replace(ask.order.facts, cache_control=cache_control, receipt=receipt)
         digest = (await _parse(hashlib.sha256, content)).hexdigest()
         ask = replace(ask, order=replace(ask.order, facts=facts), digest=digest)

@@ -6,11 +6,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 import httpx
 
 from gateway.admin.routes import PREFIX
+from gateway.cli.bearer import bearer
 from gateway.openai_api import chat_request
 from gateway.openai_api.parsers import PARSERS
 
@@ -30,7 +32,7 @@ class _Gateway:
             raise click.UsageError("give the admin key: --admin-key or VERBATIM_ADMIN_SECRET")
         if self.key.startswith("sha256:"):
             raise click.UsageError("--admin-key: this is the hash, which the gateway is given; the key begins with vb_")
-        headers = {"authorization": f"Bearer {self.key}"}
+        headers = bearer(self.key, "--admin-key")
         base = self.url.rstrip("/").removesuffix("/v1")
         try:
             response = httpx.request(
@@ -79,7 +81,7 @@ def statistics(gateway: _Gateway) -> None:
 @click.pass_obj
 def log(gateway: _Gateway, key: str) -> None:
     """Print the commit log with this KEY: its tokens, its text and where it is kept."""
-    gateway.ask("GET", f"/logs/{key}")
+    gateway.ask("GET", f"/logs/{quote(key, safe='')}")
 
 
 @admin.command()

@@ -154,6 +154,8 @@ def demo(
         raise click.BadParameter(f"{loads!r} is no list of numbers", param_hint="--loads") from error
     if min(in_flight) < 1:
         raise click.BadParameter("each load must be at least 1", param_hint="--loads")
+    if report is not None and not report.parent.is_dir():
+        raise click.BadParameter(f"there is no directory {report.parent}", param_hint="--json")
     plan = Plan(prompts=prompts, loads=in_flight, tokens=tokens, temperature=temperature, seed=seed)
     _backend_argv(kind, engine_values)
     if url is None:

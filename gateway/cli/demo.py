@@ -23,6 +23,7 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
+from gateway.cli.bearer import bearer
 from gateway.cli.children import Children
 from gateway.cli.demo_report import Answer, Run, render, summary
 
@@ -66,6 +67,10 @@ PROMPTS = (
 )
 
 
+class _NoAnswer(click.ClickException):
+    """Nobody listens there, or not any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to ask. `loads` are numbers of requests in flight."""
@@ -101,14 +106,14 @@ async def _ask_everything(
 ) -> tuple[str, list[Run]]:
     """The model's name and a run for each mode."""
     async with Children() as children:
-        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[int] | None = None
         if url is None:
             url = f"http://127.0.0.1:{port}"
             argv = [sys.executable, "-m", "gateway.cli", "up", "--port", str(port), *engine_argv]
             stack = await children.start("verbatim up", argv, grace_s=60, quiet=True)
             ended = asyncio.ensure_future(stack.wait())
         limits = httpx.Limits(max_connections=max(plan.loads) + 1)
-        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        headers = {} if api_key is None else bearer(api_key, "--api-key")
         # Without a timeout: an answer takes as long as this machine takes, and Ctrl-C ends all.
         async with httpx.AsyncClient(
             base_url=url,
@@ -117,29 +122,41 @@ async def _ask_everything(
             limits=limits,
             trust_env=False,
         ) as client:
-            model = await _until_ready(client, ended)
+            model = await _until_ready(client, ended) if ended is not None else await _model(client)
             console.print(
                 f"Asking {model} {plan.prompts} questions with {', '.join(map(str, plan.loads))} requests in flight,"
                 f" {plan.tokens} tokens each, temperature {plan.temperature:g}, seed {plan.seed}."
             )
             runs = [await _ask_all(client, model, mode, plan, console) for mode in MODES]
-        ended.cancel()
+        if ended is not None:
+            ended.cancel()
     return model, runs
 
 
 async def _until_ready(client: httpx.AsyncClient, ended: asyncio.Future[int]) -> str:
-    """The model's name once the gateway answers."""
+    """The model's name once the gateway that we started answers."""
     while not ended.done():
         try:
-            response = await client.get("/v1/models")
-        except httpx.TransportError:
+            return await _model(client)
+        except _NoAnswer:
             await asyncio.sleep(_READY_POLL_S)
-            continue
-        if response.is_error:
-            raise click.ClickException(f"status {response.status_code}: {response.text}")
-        model: str = response.json()["data"][0]["id"]
-        return model
     raise click.ClickException("the server did not start")
+
+
+async def _model(client: httpx.AsyncClient) -> str:
+    model: str = (await _call(client, "GET", "/v1/models"))[0]["data"][0]["id"]
+    return model
+
+
+async def _call(client: httpx.AsyncClient, method: str, path: str, body: object = None) -> tuple[Any, httpx.Headers]:
+    """The body and the headers of the answer; raises `ClickException` where there is none, or an error."""
+    try:
+        response = await client.request(method, path, json=body)
+    except httpx.TransportError as error:
+        raise _NoAnswer(f"no gateway answers at {client.base_url}: {error or type(error).__name__}") from error
+    if response.is_error:
+        raise click.ClickException(f"status {response.status_code}: {response.text}")
+    return response.json(), response.headers
 
 
 async def _ask_all(client: httpx.AsyncClient, model: str, mode: str, plan: Plan, console: Console) -> Run:
@@ -158,9 +175,12 @@ async def _ask_all(client: httpx.AsyncClient, model: str, mode: str, plan: Plan,
                     answers[prompt].append(await _ask(client, model, mode, prompt, plan))
                 progress.advance(bar)
 
-            async with asyncio.TaskGroup() as group:
-                for prompt in questions:
-                    group.create_task(ask(prompt))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for prompt in questions:
+                        group.create_task(ask(prompt))
+            except ExceptionGroup as failed:
+                raise failed.exceptions[0] from failed  # the others say the same
     elapsed_s = time.perf_counter() - started
     tokens = sum(len(answer.tokens) for each in answers.values() for answer in each)
     return Run(mode, answers, tokens, elapsed_s)
@@ -176,17 +196,14 @@ async def _ask(client: httpx.AsyncClient, model: str, mode: str, prompt: str, pl
         "logprobs": True,
         "is_deterministic": mode == "verified",
     }
-    response = await client.post("/v1/chat/completions", json=body)
-    if response.is_error:
-        raise click.ClickException(f"status {response.status_code}: {response.text}")
-    answer = response.json()
+    answer, headers = await _call(client, "POST", "/v1/chat/completions", body)
     choice = answer["choices"][0]
     entries = choice["logprobs"]["content"]
     return Answer(
         text=choice["message"]["content"],
         tokens=tuple(entry["token"] for entry in entries),
         logprobs=tuple(entry["logprob"] for entry in entries),
-        windows=int(response.headers.get("x-verbatim-windows", 0)),
-        rollbacks=int(response.headers.get("x-verbatim-rollbacks", 0)),
+        windows=int(headers.get("x-verbatim-windows", 0)),
+        rollbacks=int(headers.get("x-verbatim-rollbacks", 0)),
         fingerprint=answer["system_fingerprint"],
     )

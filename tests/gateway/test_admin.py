@@ -368,6 +368,8 @@ def test_the_help_of_a_command_needs_no_key() -> None:
         ("localhost", KEY, ("statistics",), 1, "no gateway answers at localhost"),
         ("http://127.0.0.1:1", None, ("statistics",), 2, "VERBATIM_ADMIN_SECRET"),
         ("http://127.0.0.1:1", KEPT.hash, ("statistics",), 2, "this is the hash"),
+        ("http://127.0.0.1:1", "vb_é", ("statistics",), 2, "--admin-key: this is no key"),
+        ("http://127.0.0.1:1", f"{KEY}\n", ("statistics",), 2, "--admin-key: this is no key"),
         ("http://127.0.0.1:1", KEY, ("find", "--request", __file__), 2, "is not valid JSON"),
     ],
 )
@@ -377,3 +379,4 @@ def test_a_command_that_cannot_be_done_says_why(
     result = admin(url, *argv, key=key)
     assert result.exit_code == status
     assert said in result.output
+    assert KEY not in result.output

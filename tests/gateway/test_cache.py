@@ -229,6 +229,14 @@ async def test_cache_control_and_the_policys_word(
         assert answer(responses[0]) == answer(responses[1])
 
 
+async def test_cache_control_may_stand_in_several_lines(toy: ToyBackend) -> None:
+    lines = [("cache-control", "no-transform"), ("cache-control", "no-store")]
+    body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
+    async with caching(toy.url) as gateway:
+        response = await gateway.http.post("/v1/chat/completions", json=body, headers=lines)
+        assert cache(response) == "off"
+
+
 async def test_what_no_cache_generates_is_kept_and_compared(toy: ToyBackend) -> None:
     async with caching(toy.url) as gateway:
         await gateway.chat({"cache-control": "no-cache"}, max_tokens=20)

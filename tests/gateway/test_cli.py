@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
+from served import served
 from toy_backend import Hang, ToyBackend, Wait, on
 
 from gateway.cli import main
@@ -299,6 +300,25 @@ def test_a_flag_that_the_engine_would_refuse_is_refused_before_it_starts(command
     result = CliRunner().invoke(main, [command, flag, value])
     assert result.exit_code == 2
     assert f"'{flag}'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "said"),
+    [
+        ([], 1, "no gateway answers at http://127.0.0.1:1"),
+        (["--api-key", "é"], 2, "--api-key: this is no key"),
+        (["--json", "nowhere/figures.json"], 2, "there is no directory nowhere"),
+    ],
+)
+def test_a_demo_that_cannot_be_shown_says_why(argv: list[str], status: int, said: str) -> None:
+    result = CliRunner().invoke(main, ["demo", "--url", "http://127.0.0.1:1", *argv])
+    assert (result.exit_code, said in result.output) == (status, True), result.output
+
+
+def test_a_demo_whose_requests_are_refused_says_why() -> None:
+    with served(ToyBackend()) as gateway:
+        result = CliRunner().invoke(main, ["demo", "--url", gateway.url, "--tokens", "1000000"])
+    assert (result.exit_code, "Error: status 400: " in result.output) == (1, True), result.output
 
 
 @pytest.mark.parametrize(

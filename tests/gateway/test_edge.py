@@ -65,6 +65,7 @@ def refused(answer: bytes, status: int = 400) -> str:
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"connection: close" in head
+    assert b"\r\nx-request-id: " in head
     error = json.loads(body)["error"]
     assert error["type"] == "invalid_request_error"
     message: str = error["message"]
@@ -107,6 +108,7 @@ AMBIGUOUS = {
     "a hexadecimal length": request(b"content-length: 0x10"),
     "a length beyond all numbers": request(b"content-length: " + b"9" * 40),
     "an unknown coding": request(b"transfer-encoding: xchunked", body=CHUNKS),
+    "a coding under the chunks": request(b"transfer-encoding: gzip, chunked", body=CHUNKS),
     "chunks that are not last": request(b"transfer-encoding: chunked, identity", body=CHUNKS),
     "chunks twice": request(CHUNKED, CHUNKED, body=CHUNKS),
     "a space before the colon": request(b"transfer-encoding : chunked", body=CHUNKS),
@@ -131,6 +133,10 @@ AMBIGUOUS = {
     "a tunnel": b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nhost: 127.0.0.1:1\r\n\r\n",
     "no host": request(LENGTH, host=b""),
     "two hosts": request(b"host: other", LENGTH),
+    "two credentials": request(b"authorization: Bearer a", b"authorization: Bearer b", LENGTH),
+    "two types": request(b"content-type: text/plain", LENGTH),
+    "two modes": request(b"x-verbatim-determinism: off", b"X-Verbatim-Determinism: verified", LENGTH),
+    "two words on a receipt": request(b"x-verbatim-receipt: false", b"x-verbatim-receipt: true", LENGTH),
 }
 
 
