@@ -83,6 +83,8 @@ class HttpServerProtocol(HttpToolsProtocol):
             return
         self._since_body += len(data)
         super().data_received(data)
+        if self._refused is not None:
+            return  # and that has been said
         if not self._in_request:
             self._end_watch()
         elif self._since_body > MAX_HEAD_BYTES:

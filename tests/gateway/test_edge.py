@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -177,9 +178,10 @@ HEADS = {
 
 
 @pytest.mark.parametrize("sent", HEADS.values(), ids=HEADS.keys())
-async def test_heads_have_a_bound(edge: Edge, sent: bytes) -> None:
+async def test_heads_have_a_bound(edge: Edge, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert "head is over" in refused(await edge.send(sent), 431)
     assert not edge.handed_on
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_head_within_the_bound_is_taken(edge: Edge) -> None:
