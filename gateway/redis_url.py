@@ -33,11 +33,14 @@ def open_pool(url: str, connections: int, wait_s: float) -> ConnectionPool:
     retry = Retry(NoBackoff(), 1)
     parts = urlsplit(url)
     if not parts.scheme.endswith(_SENTINEL):
+        if parts.scheme != "unix":
+            _check_database(parts.path.strip("/"))
         return BlockingConnectionPool.from_url(url, max_connections=connections, timeout=wait_s, retry=retry, **common)
     user, _, hosts = parts.netloc.rpartition("@")
     name, _, db = parts.path.strip("/").partition("/")
     if not name:
         raise ValueError("a URL of sentinels has to name the service: redis+sentinel://HOST:PORT/NAME")
+    _check_database(db)
     alone = parts._replace(
         scheme=parts.scheme.removesuffix(_SENTINEL), netloc=f"{user}@" if user else "", path=f"/{db}" if db else ""
     )
@@ -54,6 +57,12 @@ async def close_sentinels(pool: ConnectionPool) -> None:
     if isinstance(pool, SentinelConnectionPool):
         for sentinel in pool.sentinel_manager.sentinels:
             await sentinel.aclose()
+
+
+def _check_database(db: str) -> None:
+    # redis-py takes what is no number for none, and goes on with database 0, which may be somebody else's.
+    if db and not db.isdecimal():
+        raise ValueError(f"the database of a Redis is a number, not {db!r}")
 
 
 def _address(host: str) -> tuple[str, int]:

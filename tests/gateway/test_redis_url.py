@@ -198,6 +198,12 @@ def test_a_url_of_sentinels_says_who_they_are_and_how_to_get_in() -> None:
     assert all("SSL" in sentinel.connection_pool.connection_class.__name__ for sentinel in manager.sentinels)
 
 
+@pytest.mark.parametrize("url", ["redis://one/first", "rediss://one:1/0x", "redis+sentinel://one:1/main/first"])
+def test_a_database_that_is_no_number_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="database"):
+        open_pool(url, 8, 1)
+
+
 @pytest.mark.parametrize("url", ["redis+sentinel://one:1", "redis+sentinel:///main", "http+sentinel://one:1/main"])
 def test_what_is_no_url_of_sentinels_is_refused(url: str) -> None:
     with pytest.raises(ValueError):
