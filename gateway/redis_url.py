@@ -35,7 +35,9 @@ def open_pool(url: str, connections: int, wait_s: float) -> ConnectionPool:
     if not parts.scheme.endswith(_SENTINEL):
         if parts.scheme != "unix":
             _check_database(parts.path.strip("/"))
-        return BlockingConnectionPool.from_url(url, max_connections=connections, timeout=wait_s, retry=retry, **common)
+        return _checked(
+            BlockingConnectionPool.from_url(url, max_connections=connections, timeout=wait_s, retry=retry, **common)
+        )
     user, _, hosts = parts.netloc.rpartition("@")
     name, _, db = parts.path.strip("/").partition("/")
     if not name:
@@ -49,7 +51,7 @@ def open_pool(url: str, connections: int, wait_s: float) -> ConnectionPool:
     asked = {key: said.pop(f"sentinel_{key}") for key in ("username", "password") if f"sentinel_{key}" in said}
     asked |= {key: value for key, value in said.items() if key.startswith("ssl_")} | common | {"ssl": secure}
     sentinels = Sentinel([_address(host) for host in hosts.split(",")], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
-    return SentinelConnectionPool(name, sentinels, ssl=secure, retry=retry, **said, **common)  # type: ignore[no-untyped-call]
+    return _checked(SentinelConnectionPool(name, sentinels, ssl=secure, retry=retry, **said, **common))  # type: ignore[no-untyped-call]
 
 
 async def close_sentinels(pool: ConnectionPool) -> None:
@@ -57,6 +59,15 @@ async def close_sentinels(pool: ConnectionPool) -> None:
     if isinstance(pool, SentinelConnectionPool):
         for sentinel in pool.sentinel_manager.sentinels:
             await sentinel.aclose()
+
+
+def _checked(pool: ConnectionPool) -> ConnectionPool:
+    # What the query says that redis-py does not take shows when there is a connection, which need not be open.
+    try:
+        pool.connection_class(**pool.connection_kwargs)
+    except TypeError as error:
+        raise ValueError("the query of a Redis's URL says something unknown") from error
+    return pool
 
 
 def _check_database(db: str) -> None:

@@ -204,6 +204,12 @@ def test_a_database_that_is_no_number_is_refused(url: str) -> None:
         open_pool(url, 8, 1)
 
 
+@pytest.mark.parametrize("url", ["redis://one?foo=1", "redis+sentinel://one:1/main?foo=1"])
+def test_a_query_that_redis_does_not_know_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="query"):
+        open_pool(url, 8, 1)
+
+
 @pytest.mark.parametrize("url", ["redis+sentinel://one:1", "redis+sentinel:///main", "http+sentinel://one:1/main"])
 def test_what_is_no_url_of_sentinels_is_refused(url: str) -> None:
     with pytest.raises(ValueError):
