@@ -125,7 +125,7 @@ def build_router(
         caller = await caller_of(request)
         return JSONResponse(openapi_document([model.name for model in models if caller.sees(model.name)]))
 
-    @router.get("/healthz")
+    @router.api_route("/healthz", methods=["GET", "HEAD"])
     async def health() -> Response:
         if models.admission.draining:
             return JSONResponse({"status": "draining"}, 503)

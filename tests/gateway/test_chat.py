@@ -490,6 +490,8 @@ async def test_request_ids(gateway: Gateway) -> None:
 
 async def test_health(toy: ToyBackend, gateway: Gateway) -> None:
     assert (await gateway.http.get("/healthz")).json() == {"status": "ready"}
+    head = await gateway.http.head("/healthz")
+    assert (head.status_code, head.content) == (200, b"")
     toy.health = Health("loading", 0.5)
     await gateway.check()
     response = await gateway.http.get("/healthz")
