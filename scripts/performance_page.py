@@ -63,6 +63,7 @@ def sections() -> Iterator[str]:
     yield from sglang()
     yield from gateway()
     yield from hits()
+    yield from replayed()
     yield from holds()
 
 
@@ -217,6 +218,15 @@ def hits() -> Iterator[str]:
         rows.setdefault((cell["subject"], answer), []).append(f"{cell['cpu_ms_per_hit']:.2f}")
     yield table(["", "answer", "1", "16", "64"], [[*of, *figures] for of, figures in rows.items()])
     yield source("cache", "python -m benchmarks.cache --peers ENVIRONMENT")
+
+
+def replayed() -> Iterator[str]:
+    yield "## Replaying a receipt"
+    about = result("replay")
+    yield f"How many times faster an answer of {about['options']['tokens']} tokens is computed again from its receipt than it was generated. Target: 5."
+    rows = [[one["dtype"], f"{one['wall_ratio']:.1f}", f"{one['cpu_ratio']:.1f}"] for one in about["measurements"]]
+    yield table(["dtype", "by the clock", "by CPU time"], rows)
+    yield source("replay", "python -m benchmarks.replay")
 
 
 def holds() -> Iterator[str]:
