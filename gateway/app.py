@@ -1,10 +1,7 @@
 """Builds the gateway out of its parts and serves it.
 
-Owns the wiring, the error envelopes, request ids and the order of start and stop. The gateway does not listen before
-its backend is ready: a port that accepts is a gateway that answers.
-
-Stopping: the first SIGTERM or SIGINT stops admission (requests get 503) while those in flight run on, for at most the
-drain timeout. A second one ends at once.
+Owns the wiring and the order of start and stop. The gateway does not listen before its backend is ready: a port that
+accepts is a gateway that answers.
 """
 
 from __future__ import annotations
@@ -19,28 +16,25 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib import import_module
-from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.admin.access import AdminAccess
 from gateway.admin.routes import build_admin_router
 from gateway.admin.status import Status, build_status_router
-from gateway.admission import Admission
 from gateway.authentication import Authenticator
 from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.memory import MemoryLogs
 from gateway.commit_log.redis import RedisLogs
 from gateway.commit_log.sealing import Checked, Encrypted, Sealer, read_keys
 from gateway.connect import connect
-from gateway.direct import Direct, ErrorHandler
-from gateway.error_response import error_response
-from gateway.errors import ClientLeft, ConfigError, GatewayError, envelope
+from gateway.direct import Direct
+from gateway.draining import LAST_WORDS_S, DrainingServer
+from gateway.error_response import ERROR_HANDLERS
+from gateway.errors import ConfigError
 from gateway.http_client import HttpClient
 from gateway.http_server import HttpServerProtocol
 from gateway.limits.limiter import Limiter
@@ -60,7 +54,6 @@ from gateway.replica_group import watch
 from gateway.routes import Generating, build_router
 from gateway.settings import Settings, Traces
 from gateway.telemetry.loop_lag import watch_lag
-from gateway.telemetry.record import recording
 from gateway.telemetry.tracing import NO_TRACING, Tracing
 from gateway.telemetry.traffic import Traffic
 from gateway.token_keys import TokenKeys
@@ -71,9 +64,6 @@ from policies.policy_file import PolicyFile
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept. Longer than clients (httpx, and so OpenAI's: 5 s) and load balancers (60 s) do:
 a connection that we close while a request is on its way over it is an error to whoever sent it."""
-
-LAST_WORDS_S = 2
-"""How long what is cut short at the end of a drain may take to tell its client so, and then to be sent."""
 
 DRAWN_SEEDS = 2**53
 """Seeds are drawn below this: every JSON library can send back what the answer's header says."""
@@ -237,85 +227,3 @@ async def greet(redis: RedisConnection) -> None:
             await redis.redis.ping()
     except StoreUnavailable as error:
         log.warning("the Redis does not answer (%s): until it does no answers are shared, nor limits counted", error)
-
-
-class DrainingServer(uvicorn.Server):
-    """A server that says when it answers, and finishes what it has before it closes its door."""
-
-    def __init__(
-        self, config: uvicorn.Config, admission: Admission, drain_timeout_s: float, on_started: Callable[[], None]
-    ) -> None:
-        super().__init__(config)
-        self._on_started = on_started
-        self._admission = admission
-        self._drain_timeout_s = drain_timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._drain: asyncio.Task[None] | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept; only now is there something to announce."""
-        await super().startup(sockets)
-        self._on_started()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by uvicorn in its signal handler."""
-        self._loop.call_soon_threadsafe(self.stop)
-
-    def stop(self) -> None:
-        """Drain, then stop; called again, stop at once."""
-        if self._drain is None:
-            self._admission.drain()
-            self._drain = self._loop.create_task(self._drain_then_exit())
-        else:
-            self.should_exit = True
-            self.force_exit = True
-
-    async def _drain_then_exit(self) -> None:
-        try:
-            async with asyncio.timeout(self._drain_timeout_s):
-                await self._admission.wait_idle()
-        except TimeoutError:
-            await self._end()
-        self.should_exit = True
-
-    async def _end(self) -> None:
-        """Cut short what is in flight, which still has to be told so."""
-        self._admission.expire()
-        try:
-            async with asyncio.timeout(LAST_WORDS_S):
-                await self._admission.wait_idle()
-        except TimeoutError:
-            log.error("requests in flight do not end; their connections are closed: %r", self._admission)
-
-
-async def _gateway_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, GatewayError)
-    recording().fail_with(error)
-    return error_response(error)
-
-
-async def _client_left(request: Request, error: Exception) -> Response:
-    recording().fail("client_left")
-    return Response(status_code=499)  # nobody reads it
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    said = {404: f"no such path: {request.method} {request.url.path}", 405: f"{request.method} is not allowed here"}
-    code = "unknown_url" if error.status_code == 404 else None  # OpenAI's
-    body = envelope(said.get(error.status_code, error.detail), "invalid_request_error", code=code)
-    recording().fail(code or "invalid_request_error")
-    return JSONResponse(body, error.status_code, error.headers)
-
-
-async def _internal_error(request: Request, error: Exception) -> Response:
-    return JSONResponse(envelope("internal error", "server_error"), 500)
-
-
-ERROR_HANDLERS: dict[type[Exception], ErrorHandler] = {
-    GatewayError: _gateway_error,
-    ClientLeft: _client_left,
-    HTTPException: _http_error,
-    Exception: _internal_error,
-}
-"""What becomes of errors before the first byte: the first that fits. The last one is raised on, to be logged."""

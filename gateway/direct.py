@@ -6,13 +6,12 @@ as there.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ErrorHandler = Callable[[Request, Exception], Awaitable[Response]]
+from gateway.error_response import ErrorHandler
 
 
 class Direct:
