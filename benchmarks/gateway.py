@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 
 from benchmarks.http_load import Tally, load
 from benchmarks.http_upstream import CHUNKS
+from benchmarks.ports import free_port
 from benchmarks.report import circumstances, print_table, write
 
 _PATIENCE_S = 120
@@ -86,17 +86,17 @@ def subjects(upstream: int, options: argparse.Namespace, folder: Path) -> list[S
     models.write_text(f"version: 1\nmodels:\n  mock:\n    upstreams:\n      - url: {base}\n")
     ours = ["-m", "gateway.cli", "gateway", "--no-access-log", "--models", str(models)]
     ours += ["--max-concurrent", "4096", "--port"]
-    port = _free_port()
+    port = free_port()
     found = [Subject("direct", upstream, None), Subject("verbatim", port, [sys.executable, *ours, str(port)])]
-    port = _free_port()
+    port = free_port()
     bare = [sys.executable, "-m", "benchmarks.bare_proxy", base, str(port)]
     found.append(Subject("FastAPI + httpx", port, bare))
     if options.peers is not None:
         programs = options.peers / "bin"
-        port = _free_port()
+        port = free_port()
         argv = [programs / "vllm-router", "--worker-urls", base.removesuffix("/v1"), "--host", "127.0.0.1", "--port"]
         found.append(Subject("vllm-router", port, [*map(str, argv), str(port)]))
-        port = _free_port()
+        port = free_port()
         config = folder / "litellm.yaml"
         config.write_text(_LITELLM % upstream)
         argv = [programs / "litellm", "--config", config, "--host", "127.0.0.1", "--port", str(port)]
@@ -105,7 +105,7 @@ def subjects(upstream: int, options: argparse.Namespace, folder: Path) -> list[S
         found.append(Subject("LiteLLM", port, [*map(str, argv)], open_to_all))
     for peer in options.peer:
         name, _, command = peer.partition("=")
-        port = _free_port()
+        port = free_port()
         argv = shlex.split(command.replace("{port}", str(port)).replace("{upstream}", str(upstream)))
         found.append(Subject(name, port, argv))
     return found
@@ -232,13 +232,6 @@ def main() -> None:
     written = write(options.name, result)
     print_table("What a gateway adds (CPU of its process; latencies as the client sees them)", head, rows)
     print(f"\n{written}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 import httpx
 
 from benchmarks.parts import parser, save, shape
+from benchmarks.ports import free_port
 from benchmarks.report import circumstances, print_table
 from gateway.backend_client import BackendClient
 from gateway.http_client import HttpClient
@@ -59,7 +59,7 @@ class Engine:
 
     def __init__(self, stack: ExitStack, dtype: str, options: argparse.Namespace) -> None:
         groups, window = options.shape
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         argv = [sys.executable, "-m", "backend.server", "--port", str(port), "--dtype", dtype]
         argv += ["--device", options.device, "--kv-bytes", str(options.kv_bytes)]
@@ -131,13 +131,6 @@ def _start(stack: ExitStack, argv: list[str]) -> subprocess.Popen[str]:
     process = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment))
     stack.callback(process.terminate)
     return process
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main() -> None:

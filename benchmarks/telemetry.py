@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 from benchmarks.gateway import Subject, per_chunk_us, until_ready
 from benchmarks.http_load import load
 from benchmarks.http_upstream import CHUNKS
+from benchmarks.ports import free_port
 from benchmarks.report import circumstances, print_table, write
 
 VARIANTS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
@@ -88,7 +88,7 @@ def main() -> None:
         models.write_text(f"version: 1\nmodels:\n  mock:\n    upstreams:\n      - url: {url}\n")
         subjects = []
         for name, (module, flags, environment) in VARIANTS.items():
-            port = _free_port()
+            port = free_port()
             argv = [sys.executable, "-m", module, "gateway", "--models", str(models), "--port", str(port), *flags]
             subject = Subject(name, port, argv, environment)
             log = stack.enter_context((folder / f"{port}.log").open("wb"))
@@ -105,13 +105,6 @@ def main() -> None:
         "What telemetry costs (CPU of the gateway's process for a request, the least of the rounds)", head, rows
     )
     print(f"\n{written}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
+from gateway.breaker import Breaker
 from gateway.redis_url import close_sentinels, open_pool
 from gateway.settings import REDIS_TIMEOUT_S
 
@@ -35,6 +36,25 @@ Argument: TypeAlias = str | int | float | bytes
 
 class StoreUnavailable(Exception):
     """The store did not answer in time, or not in order; nothing is known of what it did."""
+
+
+@contextmanager
+def guarded(breaker: Breaker, clock: Callable[[], float]) -> Iterator[None]:
+    """For one call: none is made while the store keeps failing, which is `StoreUnavailable` too."""
+    now = clock()
+    if not breaker.allows(now):
+        raise StoreUnavailable("it keeps failing")
+    breaker.begin(now)
+    try:
+        yield
+    except StoreUnavailable:
+        breaker.settled()
+        breaker.failed(clock())
+        raise
+    except BaseException:
+        breaker.settled()
+        raise
+    breaker.succeeded()
 
 
 class Script:

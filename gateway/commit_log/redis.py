@@ -28,7 +28,7 @@ from gateway.breaker import Breaker
 from gateway.commit_log.memory import Gap, merge
 from gateway.commit_log.sealing import Block, Checked, Damaged, Foreign, Sealer
 from gateway.domain import Token
-from gateway.redis_connection import Argument, RedisConnection, Script, StoreUnavailable
+from gateway.redis_connection import Argument, RedisConnection, Script, StoreUnavailable, guarded
 
 LEASE_MS = 3000
 """How long a leader may be silent before somebody else generates in its place."""
@@ -274,24 +274,15 @@ class RedisLogs:
         await self._call(CUT, _keys(key, None)[:1], index, sealed)
 
     async def _call(self, script: Script, keys: list[str], *arguments: Argument) -> Any:
-        now = self._clock()
-        if not self._breaker.allows(now):
-            raise StoreUnavailable("it keeps failing")
-        self._breaker.begin(now)
-        try:
-            answer = await self.connection.run(script, keys, arguments)
-        except StoreUnavailable as error:
-            self._breaker.settled()
-            self._breaker.failed(self._clock())
-            self.unanswered += 1
-            if self._answers:  # said once, not for every request of an outage
-                self._answers = False
-                log.error("the commit log in Redis does not answer (%s); requests go on without it", error)
-            raise
-        except BaseException:
-            self._breaker.settled()
-            raise
-        self._breaker.succeeded()
+        with guarded(self._breaker, self._clock):
+            try:
+                answer = await self.connection.run(script, keys, arguments)
+            except StoreUnavailable as error:
+                self.unanswered += 1
+                if self._answers:  # said once, not for every request of an outage
+                    self._answers = False
+                    log.error("the commit log in Redis does not answer (%s); requests go on without it", error)
+                raise
         if not self._answers:
             self._answers = True
             log.warning("the commit log in Redis answers again")

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from gateway.breaker import Breaker
 from gateway.receipts.sealing import ReceiptSealer
-from gateway.redis_connection import RedisConnection, StoreUnavailable
+from gateway.redis_connection import RedisConnection, guarded
 
 ENTRY_BYTES = 400
 """What an entry takes beside its bytes, at most; measured with tracemalloc on CPython 3.11."""
@@ -93,22 +93,9 @@ class RedisReceipts:
         return self._sealer.open(name, found) if isinstance(found, bytes) else None
 
     async def _call(self, command: Callable[[Redis], Awaitable[object]]) -> object:
-        now = self._clock()
-        if not self._breaker.allows(now):
-            raise StoreUnavailable("it keeps failing")
-        self._breaker.begin(now)
-        try:
+        with guarded(self._breaker, self._clock):
             async with self._connection.answering():
-                answer = await command(self._connection.redis)
-        except StoreUnavailable:
-            self._breaker.settled()
-            self._breaker.failed(self._clock())
-            raise
-        except BaseException:
-            self._breaker.settled()
-            raise
-        self._breaker.succeeded()
-        return answer
+                return await command(self._connection.redis)
 
 
 def _key(name: str) -> str:

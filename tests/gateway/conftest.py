@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from engine_process import KEYS, EngineProcess
 from launched import Gateway, launch_gateway
-from redis_process import RedisProcess, redis_process
+from redis_process import RedisProcess, free_port, redis_process
 from toy_backend import ToyBackend
+
+from tests.backend.tiny_gguf import write_gguf
 
 
 @pytest.fixture
@@ -27,3 +30,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
     """A Redis of the module's own."""
     with redis_process(tmp_path_factory.mktemp("redis")) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An engine of the module's own over a tiny model."""
+    model = write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", KEYS)
+    engine = EngineProcess(model, free_port())
+    engine.start()
+    yield engine
+    engine.kill()

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
+from engine_process import EngineProcess
 from launched import Gateway, launch_gateway
 from test_cache import policy
-from test_cli import free_ports
-from test_real_replicas import KEYS, EngineProcess
-
-from tests.backend.tiny_gguf import write_gguf
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    model = write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", KEYS)
-    engine = EngineProcess(model, free_ports(1)[0])
-    engine.start()
-    yield engine
-    engine.kill()
 
 
 async def ask(gateway: Gateway, max_tokens: int, top_logprobs: int) -> tuple[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,10 +16,10 @@ import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner
+from engine_process import EngineProcess
 from launched import Gateway, launch_gateway
 from receipts_made import KEY, PUBLIC, choice, statement
 from test_cli import free_ports
-from test_real_replicas import KEYS, EngineProcess
 from test_receipts import ID, policy
 from toy_backend import ToyBackend
 from toy_model import EOS, ToyModel, ids
@@ -28,7 +28,6 @@ from backend.protocol import Sampling, VerifiedToken, VerifyRequest
 from gateway.cli import main
 from gateway.receipts.key_files import write_new_key
 from gateway.receipts.receipt import Receipt, Statement, encode, parse
-from tests.backend.tiny_gguf import write_gguf
 
 
 @dataclass
@@ -263,15 +262,6 @@ def test_a_policy_of_receipts_without_a_key_stops_the_start(tmp_path: Path, comm
     (tmp_path / "empty").mkdir()
     ran = invoke(*command, "--policy", path, "--receipt-keys", tmp_path / "empty")
     assert ran.code == 2 and "holds no key" in ran.said
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    model = write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", KEYS)
-    engine = EngineProcess(model, free_ports(1)[0])
-    engine.start()
-    yield engine
-    engine.kill()
 
 
 async def test_a_real_engine_gives_the_recorded_bits_again(engine: EngineProcess, tmp_path: Path) -> None:
