@@ -21,7 +21,7 @@ from backend.engine.fingerprint import fingerprint
 from backend.engine.kv_pool import RESERVED_BLOCKS, KvPool, block_bytes
 from backend.engine.lane_costs import FIXED_SHAPE, LANES_COINCIDE, Advice, LaneCosts
 from backend.engine.measure import MEASURE_BLOCKS, measure, pass_clock
-from backend.engine.memory import bound_kernel_caches
+from backend.engine.memory import bound_kernel_caches, keep_freed_memory
 from backend.engine.model import Model
 from backend.engine.prefix_cache import PrefixCache
 from backend.engine.probe import PROBE_BLOCKS, InvarianceError, probe
@@ -97,6 +97,7 @@ class Engine:
         platform = platform or open_platform(settings.device)
         fast, fixed = fast or platform.fast, fixed or platform.fixed
         bound_kernel_caches()
+        keep_freed_memory()
         torch.set_num_threads(settings.threads)
         self._on_breakdown = on_breakdown
         self.refusal: str | None = None

@@ -142,6 +142,41 @@ def test_attention_of_ragged_rows_is_that_of_padded_rows() -> None:
     assert torch.equal(attention_fixed(q, keys, values, ragged), attention_fixed(full, keys, values, padded)[cells])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("held", [(1, 1), (1 << 13, 1 << 12), (1 << 30, 1 << 30)])
+def test_how_much_is_attended_to_at_a_time_does_not_matter(
+    dtype: torch.dtype, held: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(held[0])
+    keys, values = torch.randn(2, 60, 3, BLOCK, 32).to(dtype)
+    for _ in range(20):
+        batch, width = rng.choice([1, 3, 17]), rng.choice([1, 2, 33, 150])
+        counts = [rng.randint(1, width) for _ in range(batch)]
+        starts = [rng.randint(0, 600) for _ in range(batch)]
+        blocks = -(-(max(starts) + width) // BLOCK)
+        tables = torch.randint(0, 60, (batch, blocks))
+        cells = torch.tensor([row * width + i for row, count in enumerate(counts) for i in range(count)])
+        positions = torch.tensor([start + i for start, count in zip(starts, counts, strict=True) for i in range(count)])
+        layout = Layout(positions, positions, tables, torch.tensor(starts), width, cells)
+        q = torch.randn(len(cells), 9, 32).to(dtype)
+        fixed, fast = (attention(q, keys, values, layout) for attention in (attention_fixed, attention_fast))
+        with monkeypatch.context() as context:
+            context.setattr("backend.kernels.attention._KEYS_HELD", held[0])
+            context.setattr("backend.kernels.attention._SCORES_HELD", held[1])
+            assert torch.equal(attention_fixed(q, keys, values, layout), fixed)
+            torch.testing.assert_close(attention_fast(q, keys, values, layout), fast)
+        torch.testing.assert_close(fast, fixed)
+
+
+def test_a_block_behind_every_row_is_not_read() -> None:
+    keys, values = torch.randn(2, 8, 1, BLOCK, 16)
+    q = torch.randn(130, 2, 16)
+    tables = torch.arange(8)[None]
+    out = attention_fixed(q, keys, values, _layout([62], 130, tables))
+    keys[3:], values[3:] = torch.nan, torch.nan
+    assert torch.equal(attention_fixed(q, keys, values, _layout([62], 130, tables)), out)
+
+
 @pytest.mark.parametrize("attention", [attention_fast, attention_fixed])
 def test_a_long_sequence_of_few_rows_stands_beside_a_short_one_of_many(attention: object) -> None:
     """The last row of a block, beside a sequence of more rows than are left in that block."""
