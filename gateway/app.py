@@ -29,7 +29,7 @@ from gateway.authentication import Authenticator
 from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.memory import MemoryLogs
 from gateway.commit_log.redis import RedisLogs
-from gateway.commit_log.sealing import Checked, Encrypted, Sealer, read_keys
+from gateway.commit_log.sealing import Checked, Encrypted, Sealer
 from gateway.connect import connect
 from gateway.direct import Direct
 from gateway.draining import LAST_WORDS_S, DrainingServer
@@ -44,6 +44,7 @@ from gateway.metrics import Metrics, build_metrics_router
 from gateway.models import Models
 from gateway.models_file import ModelConfig
 from gateway.observed import Observed
+from gateway.operator_keys import read_keys
 from gateway.passthrough import Passthrough
 from gateway.receipts.key_files import KeyFolder
 from gateway.receipts.notary import Notary

@@ -19,8 +19,9 @@ from backend.protocol import Grammar, Sampling
 from gateway.commit_log.key import FIELDS, InKey, View, log_key
 from gateway.commit_log.memory import LOG_BYTES, PIECE_BYTES, PIECES, Conflict, Gap, MemoryLogs
 from gateway.commit_log.packing import Unreadable, agree, known, pack, unpack
-from gateway.commit_log.sealing import HEAD, Block, Checked, Damaged, Encrypted, Foreign, Sealer, read_keys
+from gateway.commit_log.sealing import HEAD, Block, Checked, Damaged, Encrypted, Foreign, Sealer
 from gateway.domain import Completion, Job, Scored, Token
+from gateway.operator_keys import read_keys
 
 KEY = bytes(range(32))
 JOB = Job((1, 2), Sampling(), 5, (9, 8), 0)

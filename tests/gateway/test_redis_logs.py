@@ -19,8 +19,9 @@ from toy_model import float32
 from gateway.breaker import THRESHOLD
 from gateway.commit_log.memory import Conflict, Gap, MemoryLogs
 from gateway.commit_log.redis import PIECES, Lease, RedisLogs
-from gateway.commit_log.sealing import ENCRYPTED, HEAD, KEY_ID_BYTES, Checked, Encrypted, Sealer
+from gateway.commit_log.sealing import ENCRYPTED, HEAD, Checked, Encrypted, Sealer
 from gateway.domain import Scored, Token
+from gateway.operator_keys import KEY_ID_BYTES
 from gateway.redis_connection import RedisConnection, Script, StoreUnavailable
 
 KEY = bytes(range(32))
