@@ -53,6 +53,7 @@ fuzz: install .venv-fuzz/installed
 bench: install
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.share_table $(BENCH)
+	$(BIN)/python -m benchmarks.share_table --name share_table_long --workloads 32x256 512x64 --percents 5 20 100 --rounds 1 $(BENCH)
 	$(BIN)/python -m benchmarks.rollbacks $(BENCH)
 	$(BIN)/python -m benchmarks.spans $(BENCH)
 	$(BIN)/python -m benchmarks.first_token $(BENCH)

@@ -131,6 +131,7 @@ def _panels(count: int, columns: int) -> tuple[Figure, list[Axes]]:
 
 _PLOTS: dict[str, Callable[[dict[str, Any]], Figure]] = {
     "share_table": share_table,
+    "share_table_long": share_table,
     "rollbacks": rollbacks,
     "spans": spans,
     "first_token": first_token,

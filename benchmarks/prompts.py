@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from tokenizers import Tokenizer
 
 from backend.protocol import TokenizerFiles
-from gateway.chat_template import ChatTemplate
 from gateway.domain import ChatPrompt, Message
+from gateway.text.chat_template import ChatTemplate
 
 _QUESTIONS = (
     "Explain why the sky is blue.",

@@ -27,8 +27,8 @@ import httpx
 from benchmarks.parts import parser, save, shape
 from benchmarks.ports import free_port
 from benchmarks.report import circumstances, print_table
-from gateway.backend_client import BackendClient
-from gateway.http_client import HttpClient
+from gateway.backends.client import BackendClient
+from gateway.http.client import HttpClient
 from gateway.receipts.key_files import write_new_key
 from gateway.receipts.receipt import parse
 from gateway.receipts.replay import replay

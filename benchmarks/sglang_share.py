@@ -24,12 +24,12 @@ from backend.protocol import Info, Sampling
 from benchmarks.engine import SGLANG_PYTHON
 from benchmarks.prompts import Prompts
 from benchmarks.report import circumstances, print_table, write
-from gateway.backend_client import BackendClient
+from gateway.backends.client import BackendClient
 from gateway.domain import Commit, Job
 from gateway.driver import run_fast, run_verified
 from gateway.dvr import Verifier
 from gateway.errors import BackendError
-from gateway.http_client import HttpClient, Server
+from gateway.http.client import HttpClient, Server
 
 _CELLS = ("own", "off", "10 %", "50 %", "100 %")
 _POLL_S = 1.0

@@ -236,14 +236,14 @@ def _costs(tallies: dict[Cell, list[Tally]], device: Device) -> RowCosts:
 
 def main() -> None:
     arguments = parser(__doc__, "share_table")
-    workloads = [(32, 64), (512, 64), (32, 256), (512, 256)]
+    workloads = [(32, 64), (256, 32)]
     arguments.add_argument("--workloads", nargs="+", type=shape, default=workloads, help="PROMPTxOUTPUT tokens, ...")
     arguments.add_argument(
         "--percents", nargs="+", type=int, choices=_PERCENTS, default=_PERCENTS, help="of requests that are verified"
     )
     arguments.add_argument("--shape", type=shape, default=(8, 32), help="GxW of a verify pass")
     arguments.add_argument("--rounds", type=int, default=2)
-    arguments.add_argument("--completions", type=int, default=20, help="at least, for each cell and round")
+    arguments.add_argument("--completions", type=int, default=16, help="at least, for each cell and round")
     arguments.add_argument("--in-flight", type=int, default=16)
     arguments.add_argument("--temperature", type=float, default=0.0)
     options = arguments.parse_args()

@@ -17,11 +17,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway import sse
 from gateway.completion_id import completion_id
-from gateway.disconnect import unless_client_leaves
 from gateway.domain import Caller, ChoiceEvent, Completion, Counts
 from gateway.errors import ClientLeft, GatewayError, envelope
+from gateway.http import sse
+from gateway.http.disconnect import unless_client_leaves
 from gateway.openai_api.ask import Ask
 from gateway.openai_api.shape import Chunks, Envelope, Json, Shape, Whole
 from gateway.receipts.notary import Kept, Notary, PendingReceipt
@@ -66,7 +66,7 @@ class Answer(Response):
             recording().fail("internal_error")
             await _send(send, sse.event(envelope("internal error", "server_error")), more=False)
             raise
-        # What ends the answer comes when everything held for it has been given back (gateway.disconnect).
+        # What ends the answer comes when everything held for it has been given back (gateway.http.disconnect).
         if self._streaming:
             await _send(send, last, more=False)
         else:

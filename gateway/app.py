@@ -26,6 +26,7 @@ from gateway.admin.access import AdminAccess
 from gateway.admin.routes import build_admin_router
 from gateway.admin.status import Status, build_status_router
 from gateway.authentication import Authenticator
+from gateway.backends.replica_group import watch
 from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.memory import MemoryLogs
 from gateway.commit_log.redis import RedisLogs
@@ -33,10 +34,10 @@ from gateway.commit_log.sealing import Checked, Encrypted, Sealer
 from gateway.connect import connect
 from gateway.direct import Direct
 from gateway.draining import LAST_WORDS_S, DrainingServer
-from gateway.error_response import ERROR_HANDLERS
 from gateway.errors import ConfigError
-from gateway.http_client import HttpClient
-from gateway.http_server import HttpServerProtocol
+from gateway.http.client import HttpClient
+from gateway.http.error_response import ERROR_HANDLERS
+from gateway.http.server import HttpServerProtocol
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory import MemoryStore
 from gateway.limits.redis import RedisStore
@@ -51,7 +52,6 @@ from gateway.receipts.notary import Notary
 from gateway.receipts.sealing import ReceiptSealer
 from gateway.receipts.stores import MemoryReceipts, RedisReceipts
 from gateway.redis_connection import RedisConnection, StoreUnavailable
-from gateway.replica_group import watch
 from gateway.routes import Generating, build_router
 from gateway.settings import Settings, Traces
 from gateway.telemetry.loop_lag import watch_lag

@@ -17,20 +17,20 @@ import msgspec
 
 from backend.protocol import PROTOCOL_VERSION
 from gateway.admission import Admission
-from gateway.backend_client import BackendClient
+from gateway.backends.client import BackendClient
+from gateway.backends.replica import Replica
+from gateway.backends.replica_group import ReplicaGroup
+from gateway.backends.upstream import UpstreamGroup
+from gateway.backends.upstream_drafter import UpstreamDrafter
 from gateway.commit_log.commit_log import CommitLog
 from gateway.errors import StartError
-from gateway.http_client import HttpClient
+from gateway.http.client import HttpClient
 from gateway.limits.limiter import Limiter
 from gateway.models import Model, Models
 from gateway.models_file import Drafts, ModelConfig
-from gateway.replica import Replica
-from gateway.replica_group import ReplicaGroup
 from gateway.service import Service
 from gateway.settings import Settings
-from gateway.text import load_text
-from gateway.upstream import UpstreamGroup
-from gateway.upstream_drafter import UpstreamDrafter
+from gateway.text.model_text import load_text
 
 READY_POLL_S = 0.2
 SAY_AFTER_S = 10.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.error_response import ErrorHandler
+from gateway.http.error_response import ErrorHandler
 
 
 class Direct:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.admission import Admission
+from gateway.backends.replica_group import ReplicaGroup
+from gateway.backends.upstream import UpstreamGroup
 from gateway.errors import ModelNotFound, RequestError, RoleRefused
-from gateway.replica_group import ReplicaGroup
 from gateway.service import Service
-from gateway.upstream import UpstreamGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import sse
 from gateway.authentication import Authenticator
-from gateway.backend_client import translated
+from gateway.backends.client import translated
+from gateway.backends.upstream import OWN_PREFIX, end_to_end
 from gateway.deciding import decide
-from gateway.disconnect import unless_client_leaves
 from gateway.domain import Caller
-from gateway.error_response import error_response
 from gateway.errors import ClientLeft, GatewayError, NotAllowed
-from gateway.http_client import Header, Incoming
+from gateway.http import sse
+from gateway.http.client import Header, Incoming
+from gateway.http.disconnect import unless_client_leaves
+from gateway.http.error_response import error_response
 from gateway.limits.limiter import Limiter
 from gateway.models import Models
 from gateway.telemetry.record import recording
-from gateway.upstream import OWN_PREFIX, end_to_end
 from policies.decision import Decision, RequestFacts, Serving
 from policies.loader import ROUTES
 from policies.policy import HEADER, RECEIPT_HEADER, Mode

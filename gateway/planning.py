@@ -18,7 +18,7 @@ from gateway.deciding import decide
 from gateway.domain import Caller, ChatPrompt, Completion, Job, Order, Prompt, choice_seed
 from gateway.errors import ContextExceeded, RequestError, RoleRefused
 from gateway.prompt_tokens import PromptTokens, field_of
-from gateway.text import ModelText
+from gateway.text.model_text import ModelText
 from policies.decision import Limits
 from policies.policy import Decision, Mode, Serving
 

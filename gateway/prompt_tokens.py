@@ -15,7 +15,7 @@ import msgspec
 from backend.protocol import Info
 from gateway.domain import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 from gateway.errors import ContextExceeded, NotAllowed, RequestError
-from gateway.text import ModelText
+from gateway.text.model_text import ModelText
 
 INLINE_CHARS = 16_384
 """Prompts up to this long are tokenised on the event loop, in under about 10 ms; longer ones in a thread."""

@@ -18,7 +18,7 @@ from gateway.answer import Answer
 from gateway.authentication import Authenticator
 from gateway.domain import Caller
 from gateway.errors import ReceiptNotFound
-from gateway.json_body import read_json_body
+from gateway.http.json_body import read_json_body
 from gateway.models import Model, Models
 from gateway.openai_api import chat_request, completion_request
 from gateway.openai_api.ask import Ask

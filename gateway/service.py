@@ -34,12 +34,12 @@ from gateway.dvr import Verifier
 from gateway.errors import BackendRefused, RequestError
 from gateway.limits.limiter import Grant, Limiter
 from gateway.merge import merge
-from gateway.output_text import OutputText
 from gateway.planning import Planner
 from gateway.prompt_tokens import PromptTokens
 from gateway.telemetry.record import recording
 from gateway.telemetry.work import Work
-from gateway.text import ModelText
+from gateway.text.model_text import ModelText
+from gateway.text.output_text import OutputText
 from policies.decision import Limits
 from policies.policy import Decision, Mode, requests_limit
 

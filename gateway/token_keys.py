@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jwt import PyJWK, PyJWTError
 
 from gateway.errors import BackendError, IssuerUnavailable
-from gateway.http_client import HttpClient, Server
+from gateway.http.client import HttpClient, Server
 from policies.document import Jwt
 
 MAX_AGE_S = 600.0

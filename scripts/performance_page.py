@@ -69,34 +69,42 @@ def sections() -> Iterator[str]:
 
 def by_share() -> Iterator[str]:
     yield "## What verified traffic costs"
-    about = result("share_table")
-    shape, rounds = about["options"]["shape"], about["options"]["rounds"]
+    runs = ("share_table", "share_table_long")
+    options = result(runs[0])["options"]
     yield (
-        f"Throughput of the engine as a ratio to mode off by CPU time, {about['options']['in_flight']} requests in flight, one thread, passes of {shape[0]} x {shape[1]},"
-        f" {rounds} round{'s' * (rounds > 1)}. `adaptive` is what the gateway does: draft and verify, or decode in the fixed lane, whichever costs less. `drafted` drafts and verifies everything. Last, everything in"
+        f"Throughput of the engine as a ratio to mode off by CPU time, {options['in_flight']} requests in flight, one thread, passes of {options['shape'][0]} x {options['shape'][1]}."
+        " `adaptive` is what the gateway does: draft and verify, or decode in the fixed lane, whichever costs less. `drafted` drafts and verifies everything. Last, everything in"
         " batch-invariant arithmetic, the alternative that others take."
     )
     rows = []
     judged: list[list[str]] = []
-    for measured in about["measurements"]:
-        for load in measured["workloads"]:
-            cells = {(cell["way"], cell["percent"]): cell["cpu_ratio"] for cell in load["cells"]}
-            invariant = next(ratio for (way, _), ratio in cells.items() if way == "batch_invariant")
-            lengths = f"{load['prompt_tokens']} + {load['new_tokens']}"
-            for way in ("adaptive", "drafted"):
-                found = [cells.get((way, percent)) for percent in SHARES]
-                if any(found):
-                    ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in found]
-                    rows.append([measured["dtype"], lengths, way, *ratios, f"{invariant:.2f}"])
-            judged.append([measured["dtype"], lengths, *(missed(load["targets"], name) for name in TARGETS)])
+    for measured, load in loads(runs):
+        cells = {(cell["way"], cell["percent"]): cell["cpu_ratio"] for cell in load["cells"]}
+        invariant = next(ratio for (way, _), ratio in cells.items() if way == "batch_invariant")
+        lengths = f"{load['prompt_tokens']} + {load['new_tokens']}"
+        for way in ("adaptive", "drafted"):
+            found = [cells.get((way, percent)) for percent in SHARES]
+            if any(found):
+                ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in found]
+                rows.append([measured["dtype"], lengths, way, *ratios, f"{invariant:.2f}"])
+        judged.append([measured["dtype"], lengths, *(missed(load["targets"], name) for name in TARGETS)])
     yield table(["dtype", "prompt + answer", "way", *(f"{percent} %" for percent in SHARES), "batch-invariant"], rows)
-    yield source("share_table", "python -m benchmarks.share_table")
+    for run in runs:
+        yield source(run, "python -m benchmarks.share_table")
     yield "Shares at which a target was missed, as the run judged it:"
     yield table(["dtype", "prompt + answer", *TARGETS.values()], judged)
 
 
+def loads(runs: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+    """What was measured in one dtype, and one workload of it."""
+    for run in runs:
+        for measured in result(run)["measurements"]:
+            for load in measured["workloads"]:
+                yield measured, load
+
+
 def missed(targets: Any, name: str) -> str:
-    return ", ".join(f"{target['percent']} %" for target in targets if not target[name]) or "none"
+    return ", ".join(f"{target['percent']} %" for target in targets if target[name] is False) or "none"
 
 
 def first_token() -> Iterator[str]:

@@ -14,7 +14,7 @@ from gateway.admin.statistics import statistics
 from gateway.authentication import Authenticator
 from gateway.commit_log.commit_log import CommitLog
 from gateway.errors import LogNotFound, LogsUnavailable
-from gateway.json_body import read_json_body
+from gateway.http.json_body import read_json_body
 from gateway.models import Models
 from gateway.redis_connection import StoreUnavailable
 

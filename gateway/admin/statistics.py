@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.backends.replica import Replica
+from gateway.backends.upstream import Upstream
 from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.redis import RedisLogs
 from gateway.models import Model, Models
 from gateway.redis_connection import StoreUnavailable
-from gateway.replica import Replica
-from gateway.upstream import Upstream
 
 Json = dict[str, object]
 

@@ -17,9 +17,9 @@ import click
 import httpx
 
 from backend.protocol import Info
-from gateway.backend_client import BackendClient
+from gateway.backends.client import BackendClient
 from gateway.errors import GatewayError, RequestError
-from gateway.http_client import HttpClient
+from gateway.http.client import HttpClient
 from gateway.openai_api.parsers import PARSERS
 from gateway.prompt_tokens import PromptTokens
 from gateway.receipts.chain import prompt_digest
@@ -28,7 +28,7 @@ from gateway.receipts.keys import PublicKeys, read_jwks
 from gateway.receipts.receipt import ReceiptError, Statement, parse
 from gateway.receipts.replay import Difference
 from gateway.receipts.replay import replay as compute_again
-from gateway.text import load_text
+from gateway.text.model_text import load_text
 
 FETCH_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0

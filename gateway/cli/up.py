@@ -19,10 +19,10 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from gateway.backend_client import BackendClient
+from gateway.backends.client import BackendClient
 from gateway.cli.children import Child, Children
 from gateway.errors import BackendError
-from gateway.http_client import HttpClient
+from gateway.http.client import HttpClient
 from gateway.settings import Settings
 from policies.api_keys import new_key
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gateway.domain import Order
 from gateway.openai_api.shape import Shape
-from gateway.text import ModelText
+from gateway.text.model_text import ModelText
 
 
 class View(Protocol):

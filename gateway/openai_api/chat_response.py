@@ -14,10 +14,10 @@ from gateway.domain import Delta, Finish, Token
 from gateway.openai_api.shape import ChoiceShape, Json
 from gateway.openai_api.tool_call_deltas import ToolCallDeltas, fold_calls
 from gateway.openai_api.tool_choice import ToolUse
-from gateway.text import ModelText
-from gateway.token_bytes import TokenBytes
-from gateway.tool_calls import CallReader, Reader, WholeCall
-from gateway.tool_formats import CALL_LIST, ToolFormat
+from gateway.text.model_text import ModelText
+from gateway.text.token_bytes import TokenBytes
+from gateway.text.tool_calls import CallReader, Reader, WholeCall
+from gateway.text.tool_formats import CALL_LIST, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)

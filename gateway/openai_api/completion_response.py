@@ -16,8 +16,8 @@ from typing import Any
 
 from gateway.domain import Delta, Finish, TextPrompt, Token, TokenPrompt
 from gateway.openai_api.shape import Json
-from gateway.text import ModelText
-from gateway.token_bytes import TokenBytes
+from gateway.text.model_text import ModelText
+from gateway.text.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from gateway.openai_api.body import Rules, read_body, take, take_rest
 from gateway.openai_api.chat_prompt import FREE, ChatPromptFields, chat_prompt_of
 from gateway.openai_api.sampling import require
 from gateway.openai_api.shape import Json
-from gateway.text import ModelText
+from gateway.text.model_text import ModelText
 
 TOKENIZE_ROUTES = ("/tokenize", "/v1/tokenize")
 DETOKENIZE_ROUTES = ("/detokenize", "/v1/detokenize")

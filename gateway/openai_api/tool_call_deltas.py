@@ -12,7 +12,7 @@ from typing import Any
 from gateway.domain import Finish
 from gateway.openai_api.shape import Json
 from gateway.openai_api.tool_choice import ToolUse
-from gateway.tool_calls import CallArguments, CallEvent, CallStart, Content, Reader
+from gateway.text.tool_calls import CallArguments, CallEvent, CallStart, Content, Reader
 
 
 class ToolCallDeltas:

@@ -19,8 +19,8 @@ from gateway.authentication import Authenticator, Policies
 from gateway.commit_log.commit_log import CommitLog
 from gateway.commit_log.memory import MemoryLogs
 from gateway.connect import connect
-from gateway.http_client import HttpClient
-from gateway.http_server import HttpServerProtocol
+from gateway.http.client import HttpClient
+from gateway.http.server import HttpServerProtocol
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory import MemoryStore
 from gateway.limits.store import LimitStore

@@ -20,7 +20,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from gateway.authentication import MAX_TOKEN_CHARS, Authenticator
 from gateway.errors import IssuerUnavailable, NotAllowed, Unauthenticated
-from gateway.http_client import HttpClient
+from gateway.http.client import HttpClient
 from gateway.token_keys import MAX_AGE_S, MAX_BYTES, RETRY_EVERY_S, UNKNOWN_ID_EVERY_S, KeySet, TokenKeys
 from policies.document import FixedPolicy, Jwt, Policy, Rule, Tenant
 

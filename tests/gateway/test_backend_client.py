@@ -13,7 +13,7 @@ from toy_backend import Drop, Fault, Hang, HangAfter, Status, ToyBackend, on
 from toy_model import FILES
 
 from backend.protocol import DraftRequest, Health, Info, StreamRequest, VerifyRequest
-from gateway.backend_client import BackendClient
+from gateway.backends.client import BackendClient
 from gateway.errors import (
     BackendFailed,
     BackendRefused,
@@ -23,7 +23,7 @@ from gateway.errors import (
     GatewayError,
     RoleRefused,
 )
-from gateway.http_client import HttpClient
+from gateway.http.client import HttpClient
 
 VERIFY = VerifyRequest([1, 2], 0, [])
 STREAM = StreamRequest([1, 2], 5)

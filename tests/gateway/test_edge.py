@@ -14,7 +14,7 @@ from launched import launch_gateway, launch_models
 from mock_upstream import MockUpstream, plain
 from toy_backend import HangAfter, ToyBackend, Wait, on
 
-from gateway.http_server import MAX_HEAD_BYTES, HttpServerProtocol
+from gateway.http.server import MAX_HEAD_BYTES, HttpServerProtocol
 from gateway.models_file import ModelConfig, UpstreamConfig
 
 BODY = json.dumps({"model": "toy", "messages": [{"role": "user", "content": "hi"}]}).encode()

@@ -14,10 +14,10 @@ from launched import Gateway, launch_models
 from toy_backend import Drop, Fault, Hang, Status, ToyBackend, Wait, on
 
 from backend.protocol import Health
+from gateway.backends.replica import STRIKES
+from gateway.backends.replica_group import MOST_BROKEN
 from gateway.errors import StartError
 from gateway.models_file import ModelConfig
-from gateway.replica import STRIKES
-from gateway.replica_group import MOST_BROKEN
 
 VERIFY = "/v1/verify"
 

@@ -24,8 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BackendFailed, BackendTimeout, BackendUnreachable, ConfigError
-from gateway.http_answer import MAX_HEAD_BYTES, HttpAnswer
-from gateway.http_client import HIGH_WATER_BYTES, HttpClient, Server
+from gateway.http.answer import MAX_HEAD_BYTES, HttpAnswer
+from gateway.http.client import HIGH_WATER_BYTES, HttpClient, Server
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: \xe9 b\r\n\r\nhello"
 CHUNKED = (

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from gateway.http_server import HeadFirst
+from gateway.http.server import HeadFirst
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 

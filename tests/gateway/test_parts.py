@@ -12,13 +12,14 @@ import msgspec
 import pytest
 
 from backend.protocol import Grammar, Sampling
-from gateway import errors, sse
+from gateway import errors
 from gateway.admission import Admission
 from gateway.completion_id import completion_id
 from gateway.config_file import read_settings
-from gateway.disconnect import unless_client_leaves
 from gateway.domain import Completion, Job, choice_seed
 from gateway.errors import ClientLeft, ConfigError, Draining, GatewayError, Overloaded
+from gateway.http import sse
+from gateway.http.disconnect import unless_client_leaves
 from gateway.merge import merge
 from gateway.settings import Settings
 from policies.policy import Mode

@@ -18,8 +18,8 @@ from mock_upstream import MockUpstream, chunked, plain
 from toy_backend import ToyBackend
 from toy_model import TOKENIZER, ToyModel, ids
 
+from gateway.backends.upstream import end_to_end
 from gateway.models_file import Drafts, ModelConfig, UpstreamConfig
-from gateway.upstream import end_to_end
 from policies.document import FixedPolicy
 from policies.loader import load_policy
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from toy_model import EOS, FILES, TOKENIZER, VOCAB, ids, piece
 
-from gateway.chat_template import ChatTemplate
 from gateway.domain import ChatPrompt, Delta, Message, Token
 from gateway.errors import RequestError, StartError
-from gateway.output_text import OutputText
-from gateway.stop_strings import StopStrings
-from gateway.text import load_text
-from gateway.token_bytes import SPIECE_SPACE, read_token_bytes
+from gateway.text.chat_template import ChatTemplate
+from gateway.text.model_text import load_text
+from gateway.text.output_text import OutputText
+from gateway.text.stop_strings import StopStrings
+from gateway.text.token_bytes import SPIECE_SPACE, read_token_bytes
 
 NOW = datetime(2026, 1, 2)
 TABLE = read_token_bytes(FILES.tokenizer_json)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from toy_model import TOKENIZER, build_tokenizer
 
-from gateway.token_bytes import SPIECE_SPACE, read_token_bytes
-from gateway.token_floor import TokenFloor, read_token_floor
+from gateway.text.token_bytes import SPIECE_SPACE, read_token_bytes
+from gateway.text.token_floor import TokenFloor, read_token_floor
 
 
 def floor(tokenizer: Tokenizer) -> TokenFloor:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tool_calls import CallArguments, CallEvent, CallReader, CallStart, Content, Reader, Syntax, WholeCall
-from gateway.tool_formats import CALL_LIST, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, tool_format
+from gateway.text.tool_calls import CallArguments, CallEvent, CallReader, CallStart, Content, Reader, Syntax, WholeCall
+from gateway.text.tool_formats import CALL_LIST, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, tool_format
 
 Events = list[CallEvent]
 SYNTAXES = {

@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from backend.protocol import PROTOCOL_VERSION, Info, Role
-from gateway.backend_client import BackendClient
+from gateway.backends.client import BackendClient
 from gateway.breaker import Breaker
 from gateway.errors import BackendError, BackendFailed, BackendTimeout
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gateway.tool_calls import Syntax
+from gateway.text.tool_calls import Syntax
 
 _OBJECT_HEAD = re.compile(
     r'\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'

@@ -14,8 +14,8 @@ import codecs
 from collections.abc import Collection, Sequence
 
 from gateway.domain import Delta, Token
-from gateway.stop_strings import StopStrings
-from gateway.token_bytes import TokenBytes
+from gateway.text.stop_strings import StopStrings
+from gateway.text.token_bytes import TokenBytes
 
 
 class OutputText:

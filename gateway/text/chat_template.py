@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.domain import ChatPrompt, Message, Tool
 from gateway.errors import RequestError, StartError
-from gateway.tool_formats import tool_format
+from gateway.text.tool_formats import tool_format
 
 CONTINUED = "\ue000\ue001\ue002"
 """Marks the end of the message that is to be continued; private-use characters that no template treats specially."""

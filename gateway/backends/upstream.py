@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.breaker import Breaker
 from gateway.errors import BackendError, BackendUnreachable, RequestError
-from gateway.http_client import Header, HttpClient, Incoming, Server
+from gateway.http.client import Header, HttpClient, Incoming, Server
 from gateway.models_file import UpstreamConfig
 from gateway.telemetry.record import recording
 from policies.policy import BODY_FIELD

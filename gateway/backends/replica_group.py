@@ -38,7 +38,8 @@ from backend.protocol import (
     VerifyRequest,
     VerifyResponse,
 )
-from gateway.backend_client import BackendClient
+from gateway.backends.client import BackendClient
+from gateway.backends.replica import Replica
 from gateway.errors import (
     BackendError,
     BackendFailed,
@@ -48,7 +49,6 @@ from gateway.errors import (
     ProtocolViolation,
     RoleRefused,
 )
-from gateway.replica import Replica
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]

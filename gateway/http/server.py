@@ -18,7 +18,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import envelope
-from gateway.http_parser import RequestParser
+from gateway.http.parser import RequestParser
 from gateway.telemetry.record import REQUEST_ID
 from policies.policy import HEADER, RECEIPT_HEADER
 

@@ -13,10 +13,10 @@ import asyncio
 import msgspec
 
 from backend.protocol import DraftRequest, DraftResponse, DraftToken
-from gateway.backend_client import translated
+from gateway.backends.client import translated
+from gateway.backends.upstream import UpstreamGroup
 from gateway.errors import BackendFailed
-from gateway.text import ModelText
-from gateway.upstream import UpstreamGroup
+from gateway.text.model_text import ModelText
 
 _HEADERS = ((b"content-type", b"application/json"),)
 

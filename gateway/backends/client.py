@@ -37,7 +37,7 @@ from gateway.errors import (
     GatewayError,
     RoleRefused,
 )
-from gateway.http_client import Header, HttpClient, Incoming, Server
+from gateway.http.client import Header, HttpClient, Incoming, Server
 from gateway.telemetry.record import recording
 from gateway.telemetry.tracing import NO_SPAN, Span
 

@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from gateway.stop_strings import overlap
+from gateway.text.stop_strings import overlap
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from datetime import datetime
 from tokenizers import Tokenizer
 
 from backend.protocol import TokenizerFiles
-from gateway.chat_template import ChatTemplate
 from gateway.domain import ChatPrompt
 from gateway.errors import RequestError, StartError
-from gateway.output_text import OutputText
-from gateway.token_bytes import TokenBytes, read_token_bytes
-from gateway.token_floor import TokenFloor, read_token_floor
-from gateway.tool_formats import ToolFormat
+from gateway.text.chat_template import ChatTemplate
+from gateway.text.output_text import OutputText
+from gateway.text.token_bytes import TokenBytes, read_token_bytes
+from gateway.text.token_floor import TokenFloor, read_token_floor
+from gateway.text.tool_formats import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Self, cast
 from urllib.parse import quote, urlsplit
 
 from gateway.errors import BackendError, BackendFailed, BackendTimeout, BackendUnreachable, ConfigError
-from gateway.http_answer import HttpAnswer
+from gateway.http.answer import HttpAnswer
 
 Header = tuple[bytes, bytes]
 

@@ -1,0 +1,1 @@
+"""Between text and tokens: templates of prompts, text of streamed tokens, tool calls in it, stop strings."""
