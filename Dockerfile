@@ -1,5 +1,5 @@
 # Three images: `gateway` (the last, and so the default), `engine` and `sglang`. What was run of this file, and what was
-# not: docs/operating.md. To pin a base by digest: --build-arg PYTHON_IMAGE=python@sha256:...
+# not: docs/deploying.md. To pin a base by digest: --build-arg PYTHON_IMAGE=python@sha256:...
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 # The release that backend/sglang/ is written for.
 ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.23

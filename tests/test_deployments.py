@@ -1,6 +1,6 @@
 """The compose file, the manifests and what they mount say what the code understands, and keep every container small.
 
-No container is run here. The Dockerfile is linted by `make deployments`.
+No container is run here. The Dockerfile is linted by `make audit`.
 """
 
 from __future__ import annotations
