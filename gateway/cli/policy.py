@@ -88,12 +88,12 @@ def schema() -> None:
 
 @click.group()
 def keys() -> None:
-    """API keys of tenants."""
+    """API keys: of tenants, and of who operates a gateway."""
 
 
 @keys.command()
 def new() -> None:
-    """Make a key: it is shown this once; what the policy file keeps of it is a salted hash."""
+    """Make a key: it is shown this once; what a policy file or --admin-key keeps of it is a salted hash."""
     key, kept = new_key()
     click.echo(f"The key, which is shown this once:\n\n  {key}\n")
     click.echo("For the policy file, under the tenant's `keys` (with `expires: 2030-01-31` if it shall end):\n")
