@@ -27,8 +27,8 @@ HEAD = """\
 
 <!-- Made by `make reference` out of benchmarks/results; edit scripts/performance_page.py. -->
 
-All figures are from CPUs, with SmolLM2-135M, on machines that others were using too: trust ratios, and of those the ones by CPU time, to about 0.1. No GPU has been measured. Each table comes from a file in
-`benchmarks/results/`, which also names the machine, the commit and the load; `benchmarks/README.md` says how each is measured. `make bench` measures all of it on your machine."""
+All figures are from CPUs, with SmolLM2-135M unless a table says otherwise, on machines that others were using too: trust ratios, and of those the ones by CPU time, to about 0.1. No GPU has been measured. Each table comes from a file in
+`benchmarks/results/`, which also names the machine, the commit and the load; `benchmarks/README.md` says how each is measured. `make bench` measures the engine and replays on your machine, the command under a table what it shows."""
 
 
 def result(name: str) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def sglang() -> Iterator[str]:
 def gateway() -> Iterator[str]:
     yield "## The gateway"
     about = result("gateway")
-    yield "CPU of the proxy's process for each request that is handed on in mode off, and for each streamed chunk, at 16 in flight; latency is with the load generator on the same cores. Targets: 0.7 ms a request and 30 µs a chunk, 50 times less than LiteLLM, within 3 times the Rust router, 90 MB."
+    yield "CPU of the proxy's process for each request that is handed on in mode off to a mock upstream, and for each streamed chunk, at 16 in flight; latency is with the load generator on the same cores. Targets: 0.7 ms a request and 30 µs a chunk, 50 times less than LiteLLM, within 3 times the Rust router, 90 MB."
     rows = []
     for subject in about["subjects"]:
         cells = {(cell["concurrent"], cell["stream"]): cell for cell in subject["cells"]}
@@ -254,12 +254,13 @@ def holds() -> Iterator[str]:
             rows.append([f"windows of 1 to 64 against none, {measured['dtype']}", did, differing, f"`{name}.json`"])
     kills = result("kills")
     did = f"{kills['kills']} replicas killed in mid-stream"
-    rows.append(["streams that go on elsewhere", did, kills["kills"] - kills["equal"], "`kills.json`"])
-    for name in ("chaos", "chaos_kills"):
+    wrong = kills["kills"] - kills["equal"]
+    rows.append(["streams that go on elsewhere, tiny random model", did, wrong, "`kills.json`"])
+    for name, by in (("chaos", "tiny random model"), ("chaos_kills", "toy backends")):
         report = result(name)["report"]
         deaths = sum(report["deaths"].values())
         did = f"{report['answers']:,} answers in {report['seconds']:.0f} s, {deaths} processes killed or restarted"
-        rows.append(["gateways and backends that die under load", did, report["wrong"], f"`{name}.json`"])
+        rows.append([f"gateways and backends that die under load, {by}", did, report["wrong"], f"`{name}.json`"])
     yield table(["", "what was done", "wrong", ""], rows)
     yield "At temperature 1 verified answers are distributed as direct sampling is (permutation test; samplers that are wrong on purpose fail it):"
     sampled = [
