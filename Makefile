@@ -51,7 +51,7 @@ fuzz: install .venv-fuzz/installed
 	touch $@
 
 bench: install
-	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.engine $(BENCH)
 	$(BIN)/python -m benchmarks.share_table $(BENCH)
 	$(BIN)/python -m benchmarks.share_table --name share_table_long --workloads 32x256 512x64 --percents 5 20 100 --rounds 1 $(BENCH)
 	$(BIN)/python -m benchmarks.rollbacks $(BENCH)

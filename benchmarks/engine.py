@@ -15,7 +15,8 @@ import sys
 from statistics import median
 from typing import Any
 
-from benchmarks.report import circumstances, print_table, write
+from benchmarks.parts import save
+from benchmarks.report import circumstances, print_table
 
 OTHERS = ("transformers", "continuous", "sglang", "hooked")
 """`generate` of transformers, its continuous batching, stock SGLang, and SGLang with the adapter in it."""
@@ -90,7 +91,10 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--kv-bytes", type=int, default=1 << 28, help="the engine's KV memory, resident from the start")
     parser.add_argument("--name", default="engine", help="of the file in benchmarks/results")
+    parser.add_argument("--quick", action="store_true", help="a fraction of the work: shows that it runs, not figures")
     options = parser.parse_args()
+    if options.quick:
+        options.batches, options.tokens, options.repetitions = [2], 8, 1
 
     result = circumstances(threads=1) | {"measurements": []}
     rows = []
@@ -111,7 +115,7 @@ def main() -> None:
                 print(f"{rows[-1][0]}: {figure['ratio']:.2f}", file=sys.stderr)
     head = ["", "tok/s", "ratio", "CPU ratio", "same tokens", "MiB loaded", "MiB peak"]
     print_table("The engine beside others (ratio above 1: the engine is faster than this one)", head, rows)
-    print(f"\n{write(options.name, result)}")
+    print(f"\n{save(options, result)}")
 
 
 if __name__ == "__main__":

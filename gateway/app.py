@@ -213,7 +213,7 @@ async def open_tracing(traces: Traces) -> AsyncIterator[Tracing]:
     try:
         otel = import_module("gateway.telemetry.otel")  # an extra, which most installations lack
     except ModuleNotFoundError as error:
-        raise ConfigError(f"traces: {error.name} is missing: pip install 'verbatim[otel]'") from error
+        raise ConfigError(f"traces: {error.name} is missing: install Verbatim with the extra 'otel'") from error
     tracing = otel.Otel()
     try:
         yield tracing

@@ -181,6 +181,13 @@ def test_links_of_the_readme_lead_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^- \[\d{4}\]\(([^)]+)\) (.+)$", (folder / "README.md").read_text(), re.MULTILINE)
+    titles = [(path.name, path.read_text().splitlines()[0][len("# 0000 ") :]) for path in sorted(folder.glob("0*.md"))]
+    assert listed == titles
+
+
 def test_the_performance_page_is_what_the_results_make() -> None:
     made = subprocess.run([sys.executable, "scripts/performance_page.py"], cwd=ROOT, capture_output=True, check=True)
     assert made.stdout.decode() == (ROOT / "docs" / "performance.md").read_text(), "run `make reference`"

@@ -147,4 +147,4 @@ def test_what_needs_one_says_in_a_line_what_to_install(wheel: Path, arguments: t
     done = without_engine(wheel, *arguments)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.endswith(f"not installed: pip install 'verbatim[{extra}]'")
+    assert line.endswith(f"not installed: install Verbatim with the extra '{extra}'")

@@ -59,5 +59,5 @@ def open_platform(device: Device) -> Platform:
         # Only here: machines without a GPU need no Triton.
         from backend.kernels.cuda import cuda_platform  # noqa: PLC0415
     except ImportError as error:
-        raise PlatformError(f"device: cuda: the kernels need Triton (pip install 'verbatim[cuda]'): {error}") from error
+        raise PlatformError(f"device: cuda: the kernels need Triton (the extra `cuda` brings it): {error}") from error
     return cuda_platform()

@@ -71,7 +71,10 @@ def main(
     verify_window: int | None,
     log_format: str,
 ) -> None:
-    """Serve the window protocol over one model."""
+    """Serve the window protocol over one model.
+
+    As `verbatim backend engine` it takes --config FILE as well, a YAML file of settings like these.
+    """
     configure_logs(cast(Literal["text", "json"], log_format), sys.stderr)
     kind = cast(Device, device)
     try:
@@ -147,4 +150,4 @@ class _Server(uvicorn.Server):
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="verbatim backend engine")

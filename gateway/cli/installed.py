@@ -19,4 +19,4 @@ def require(kind: str, interpreter: str) -> None:
     """Raises `ClickException` where `interpreter` is ours and lacks what a backend of this kind needs."""
     missing = [name for name in NEEDS[kind] if interpreter == sys.executable and find_spec(name) is None]
     if missing:
-        raise click.ClickException(f"{', '.join(missing)} not installed: pip install 'verbatim[{kind}]'")
+        raise click.ClickException(f"{', '.join(missing)} not installed: install Verbatim with the extra '{kind}'")

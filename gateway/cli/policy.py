@@ -37,7 +37,7 @@ def policy() -> None:
 def check(file: Path) -> None:
     """Say whether FILE is a policy, or name every mistake in it."""
     found = _read(file)
-    click.echo(f"{file}: right ({found.version}), {len(found.tenants)} tenants")
+    click.echo(f"{file}: right ({found.version}), {len(found.tenants)} tenant{'s' * (len(found.tenants) != 1)}")
 
 
 @policy.command("explain")

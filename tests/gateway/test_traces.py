@@ -246,6 +246,6 @@ async def test_the_command_exports_over_otlp_as_the_environment_says(toy: ToyBac
 async def test_a_gateway_without_the_extra_says_which_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gateway.telemetry.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"traces: .* pip install 'verbatim\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"traces: .* install Verbatim with the extra 'otel'"):
         async with open_tracing("otlp"):
             pass
