@@ -163,6 +163,7 @@ class DraftRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check_context(self.context, self.generated)
+        _check_ids(self.stop_ids, "stop_ids")
         if self.count < 1:
             raise ValueError("count must be at least 1")
         _check_top(self.top_logits, "top_logits")
@@ -197,6 +198,7 @@ class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         _check_context(self.context, self.generated)
         _check_ids(self.draft, "draft")
+        _check_ids(self.stop_ids, "stop_ids")
         _check_top(self.top_logprobs, "top_logprobs")
 
 
@@ -244,6 +246,7 @@ class DecodeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check_context(self.context, self.generated)
+        _check_ids(self.stop_ids, "stop_ids")
         if self.max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
         _check_top(self.top_logprobs, "top_logprobs")
@@ -278,6 +281,7 @@ class StreamRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check_context(self.context, 0)
+        _check_ids(self.stop_ids, "stop_ids")
         if self.max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
         _check_top(self.top_logprobs, "top_logprobs")
