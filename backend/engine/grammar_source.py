@@ -49,6 +49,8 @@ def _read_schema(text: str) -> dict[str, object]:
         schema = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise GrammarError(f"the schema is not JSON: {error}") from error
+    except ValueError as error:
+        raise GrammarError("the schema holds an integer of too many digits") from error
     except RecursionError as error:
         raise GrammarError("the schema is nested too deeply") from error
     if not isinstance(schema, dict):
@@ -66,8 +68,9 @@ def _refuse_constant(name: str) -> float:
 def _check_multiples(schema: dict[str, object]) -> None:
     """Bound the least common multiple of every `multipleOf`, counted in units of the last decimal place."""
     multiples = [Decimal(str(value)) for value in _values_of("multipleOf", schema)]
-    places = max((max(0, -int(multiple.as_tuple().exponent)) for multiple in multiples), default=0)
-    if places > 20 or any(not 0 < multiple < 2**32 for multiple in multiples):
+    bounded = all(0 < multiple < 2**32 for multiple in multiples)  # An infinity has no exponent.
+    places = max((max(0, -int(multiple.as_tuple().exponent)) for multiple in multiples if bounded), default=0)
+    if not bounded or places > 20:
         raise GrammarError("multipleOf must be above 0 and below 4294967296, with at most 20 decimal places")
     common = math.lcm(*(int(multiple.scaleb(places)) for multiple in multiples))
     while places and common % 10 == 0:
