@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from backend.protocol import (
     DecodeRequest,
@@ -26,6 +27,7 @@ from backend.protocol import (
 from backend.server.errors import STATUS, CallError, from_decoding
 
 _MAX_BODY_BYTES = 16 << 20
+_LEFT = "the client left"
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
@@ -45,10 +47,13 @@ def answer_call_errors(app: FastAPI) -> None:
 async def decode(request: Request, struct: type[Body]) -> Body:
     """The call in a request's body. Raises CallError, naming the field, where it is none."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY_BYTES:
-            raise CallError("too_large", f"the body is longer than {_MAX_BODY_BYTES} bytes")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                raise CallError("too_large", f"the body is longer than {_MAX_BODY_BYTES} bytes")
+    except ClientDisconnect as error:
+        raise CallError("unavailable", _LEFT) from error
     try:
         return msgspec.json.decode(body, type=struct)
     except msgspec.DecodeError as error:
@@ -95,7 +100,7 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise CallError("unavailable", "the client left")
+        raise CallError("unavailable", _LEFT)
     finally:
         for future in (working, leaving):
             future.cancel()

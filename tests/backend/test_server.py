@@ -194,6 +194,17 @@ def test_other_errors_have_the_envelope_too(client: httpx.Client) -> None:
         assert msgspec.json.decode(response.content, type=ErrorBody).error.message
 
 
+def test_a_client_that_leaves_before_its_body_is_there_is_no_error_of_ours(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as half:
+        half.sendall(b'POST /v1/verify HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"context": [1,')
+        time.sleep(0.2)  # Until the handler waits for the rest.
+    time.sleep(0.2)
+    assert client.get("/healthz").status_code == 200
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 @pytest.mark.parametrize("read_first", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),
