@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from backend.engine.checkpoint import ModelConfig
-from backend.kernels.attention import BLOCK
+from backend.kernels.attention import BLOCK, contained
 
 ZERO_BLOCK = 0
 """Pads block tables. Always zeros: a value that is not finite would spoil even a row that gives it no weight."""
@@ -41,6 +41,7 @@ class KvPool:
     def write(self, layer: int, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v [N, kv_heads, head_dim] at `rows`."""
         head_dim = k.shape[-1]
+        k, v = contained(k, v)
         self.keys[layer].view(-1, head_dim).index_copy_(0, rows, k.reshape(-1, head_dim))
         self.values[layer].view(-1, head_dim).index_copy_(0, rows, v.reshape(-1, head_dim))
 

@@ -72,6 +72,15 @@ def gather(pool: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
     return rows.view(*index.shape, *pool.shape[2:])
 
 
+def contained(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """k and v [N, kv_heads, D] as they are to be kept: where v is not finite it is 0, and k is not a number instead.
+
+    A masked key counts for nothing, whatever it is, but a value that is not finite would spoil even rows that give it
+    no weight: those before it, and those behind a refused draft. So it spoils the rows that see it and no others.
+    """
+    return k + (v - v), v.nan_to_num(0.0, 0.0, 0.0)
+
+
 def attention_fast(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layout: Layout) -> torch.Tensor:
     """q [N, heads, D] over pools [blocks, kv_heads, BLOCK, D] -> [N, heads * D]; bits depend on the batch."""
     padded = layout.pad(q.float()).transpose(1, 2)

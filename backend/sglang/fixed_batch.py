@@ -25,7 +25,7 @@ from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessorOu
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
-from backend.kernels.attention import BLOCK, Layout, attention_fixed
+from backend.kernels.attention import BLOCK, Layout, attention_fixed, contained
 from backend.kernels.ops import Ops
 from backend.protocol import VerifyShape
 
@@ -132,7 +132,7 @@ def attend(
         return stock(layer, q, k, v, batch, *rest, **options)
     assert batch.layout is not None and batch.gathered is not None and batch.valid is not None
     heads, kv_heads, head_dim = layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim
-    k, v = k.view(-1, kv_heads, head_dim), v.view(-1, kv_heads, head_dim)
+    k, v = contained(k.view(-1, kv_heads, head_dim), v.view(-1, kv_heads, head_dim))
     batch.pool.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, None), k, v)
     keys, values = (_gather(buffer, batch.gathered, batch.valid) for buffer in batch.pool.get_kv_buffer(layer.layer_id))
     return batch.attention(q.reshape(-1, heads, head_dim), keys, values, batch.layout)

@@ -441,6 +441,25 @@ def test_a_context_whose_logits_are_not_finite_fails_alone() -> None:
         assert calls.verify(PROMPT, [5, 6], SEEDED).produced == expected
 
 
+@pytest.mark.parametrize("shape_invariant", [True, False])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_draft_that_is_not_finite_spoils_nothing_before_it_or_in_its_place(
+    value: float, shape_invariant: bool
+) -> None:
+    weights = dict(CHECKPOINT.weights)
+    weights["embedding"] = weights["embedding"].clone()
+    weights["embedding"][100] = value
+    fixed = replace(CPU_FIXED, shape_invariant=shape_invariant)
+    with running_engine(replace(CHECKPOINT, weights=weights), fixed=fixed) as calls:
+        expected = calls.verify(PROMPT, [], GREEDY).produced
+        assert calls.verify(PROMPT, [100, 5, 6], GREEDY).produced == expected
+        # What the refused draft left lies behind the rows that go on from there.
+        context = [*PROMPT, expected[0].id]
+        follow = calls.verify(context, [], GREEDY).produced
+        assert calls.verify(context, [100, 100], GREEDY).produced == follow
+        assert calls.verify(context, [], GREEDY).produced == follow
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_that_breaks_down_says_so_and_answers_everybody() -> None:
     told = threading.Event()
