@@ -158,7 +158,7 @@ def _groups(layout: Layout, key_size: int, heads: int = 0) -> Iterator[_Group]:
                 break
             end, rows, blocks = end + 1, wider, longer
         fits = _SCORES_HELD // max(1, blocks * BLOCK * heads)
-        step = min(max(_LEAST_ROWS, fits), BLOCK) if end == first + 1 else rows
+        step = min(max(_LEAST_ROWS, fits), BLOCK) if end == first + 1 else max(rows, 1)
         yield _Group(slice(first, end), starts[first:end], rows, blocks, step)
         first = end
 

@@ -168,6 +168,18 @@ def test_how_much_is_attended_to_at_a_time_does_not_matter(
         torch.testing.assert_close(fast, fixed)
 
 
+@pytest.mark.parametrize("attention", [attention_fast, attention_fixed])
+def test_sequences_without_rows_are_passed_over(attention: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend.kernels.attention._KEYS_HELD", 1)
+    keys, values = torch.randn(2, 2, 1, BLOCK, 16)
+    q = torch.randn(1, 2, 16)
+    place, tables = torch.tensor([5]), torch.tensor([[0], [1], [1]])
+    ragged = Layout(place, place, tables, torch.tensor([5, 0, 0]), 3, torch.tensor([0]))
+    alone = _layout([5], 1, tables[:1])
+    together = attention(q, keys, values, ragged)  # type: ignore[operator]
+    torch.testing.assert_close(together, attention(q, keys, values, alone))  # type: ignore[operator]
+
+
 def test_a_block_behind_every_row_is_not_read() -> None:
     keys, values = torch.randn(2, 8, 1, BLOCK, 16)
     q = torch.randn(130, 2, 16)
