@@ -29,8 +29,8 @@ class KvPool:
     def __init__(self, config: ModelConfig, dtype: torch.dtype, blocks: int, device: torch.device = _CPU):
         shape = (blocks + RESERVED_BLOCKS, config.kv_heads, BLOCK, config.head_dim)
         self.blocks = blocks
-        self.keys = [_zeros(shape, dtype, device) for _ in range(config.layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(config.layers)]
+        keys, values = _zeros((2, config.layers, *shape), dtype, device)
+        self.keys, self.values = list(keys), list(values)
         self._heads = torch.arange(config.kv_heads, device=device)
 
     def rows(self, slots: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,11 @@ class KvPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; a CPU's take memory only once they are written to, while those of torch.zeros do at once."""
+    """Zeros; a CPU's take memory only once they are written to, while those of torch.zeros do at once.
+
+    That holds for what the C library maps on its own, as it does whatever is larger than 32 MiB. Smaller parts would
+    come out of memory that it keeps, and be zeroed: hence one piece for all layers.
+    """
     if device != _CPU:
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

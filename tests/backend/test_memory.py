@@ -39,3 +39,37 @@ def test_memory_that_was_freed_is_not_taken_anew_from_the_system() -> None:
 
     # 32 MiB are 8,192 pages of 4 KiB.
     assert faults("kept") < 100 < faults("as it is")
+
+
+_POOL = """
+import resource, threading
+from dataclasses import replace
+
+import torch
+
+from backend.engine.kv_pool import KvPool
+from backend.engine.memory import keep_freed_memory
+from tests.backend.harness import TINY
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+def build():
+    keep_freed_memory()
+    config = replace(TINY, layers=32)
+    before = resident()
+    pool = KvPool(config, torch.bfloat16, 4096)
+    print(resident() - before)
+
+# The engine is built by another thread than the main one, whose memory comes from heaps of its own.
+thread = threading.Thread(target=build)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+def test_the_kv_cache_takes_memory_only_where_it_is_written_to() -> None:
+    done = subprocess.run([sys.executable, "-c", _POOL], capture_output=True, text=True, check=True)
+    # The pool is of 768 MiB.
+    assert int(done.stdout) < 32 << 20
