@@ -58,7 +58,10 @@ def probe(runner: Runner, config: ModelConfig, shape: VerifyShape, lane: Lane = 
     expected = _logits(runner, reference, subject)
     for other in tasks[1:]:
         _logits(runner, _fill(lane, other, _bounds(length, shape.window)), other)
-    for variation in _variations(lane, tasks, shape, rng):
+    variations = list(_variations(lane, tasks, shape, rng))
+    if runner.ops(lane).shape_invariant:
+        variations.append(_full_pass(lane, tasks, shape))
+    for variation in variations:
         if not torch.equal(_logits(runner, variation.passes, subject), expected):
             culprit = _blame(runner, lane, subject, reference, variation.passes)
             raise InvarianceError(f"the {lane} lane's bits change with {variation.invariant}; first in {culprit}")
@@ -88,6 +91,18 @@ def _variations(
         spans = [_rows(task, rng.randrange(max(0, head - shape.window), head), head) for task in tasks[1:]]
         spans.insert(slot, _rows(subject, head, length))
         yield _Variation("slot, company or padding", [Pass(lane, spans[: shape.groups])])
+
+
+def _full_pass(lane: Lane, tasks: Sequence[VerifyTask], shape: VerifyShape) -> _Variation:
+    """As many rows as prompts share in a pass, as far as the sequences have them; most libraries choose by it."""
+    subject, head = tasks[0], len(tasks[0].tokens) - _CHECKED
+    left, spans = shape.groups * shape.window, []
+    for task in tasks:
+        if (count := min(head, left)) > 0:
+            spans.append(_rows(task, 0, count))
+            left -= count
+    rest = [*range(spans[0].count, head, shape.window), head, len(subject.tokens)]
+    return _Variation("offset, history or company", [Pass(lane, spans), *_fill(lane, subject, rest)])
 
 
 def _bounds(length: int, step: int) -> list[int]:

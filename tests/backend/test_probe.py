@@ -59,6 +59,19 @@ def test_broken_arithmetic_is_refused_by_name(broken: Ops, invariant: str, op: s
         assert calls.engine.refusal is not None and invariant in calls.engine.refusal and op in calls.engine.refusal
 
 
+def _by_many_rows(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    return linear_fixed(x, weight) * (1 + (len(x) > 160) * 1e-6)
+
+
+def test_a_pass_of_as_many_rows_as_prompts_share_is_checked() -> None:
+    broken = replace(CPU_FIXED, linear=_by_many_rows)
+    with running_engine(CHECKPOINT, "float32", groups=8, window=32, fixed=broken) as calls:
+        assert calls.engine.refusal is not None and "linear (call 2 of" in calls.engine.refusal
+    # Fewer than that are in no pass of prompts, nor of windows.
+    with running_engine(CHECKPOINT, "float32", groups=4, window=32, fixed=broken) as calls:
+        assert calls.engine.refusal is None
+
+
 def test_the_fingerprint_names_what_the_bits_depend_on() -> None:
     def fingerprint(seed: int = 0, dtype: Dtype = "float32", **options: object) -> str:
         with running_engine(tiny_checkpoint(seed), dtype, **options) as calls:  # type: ignore[arg-type]
