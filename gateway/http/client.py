@@ -275,10 +275,7 @@ class _Connection(asyncio.Protocol):
                 return b""
             await self._more()
         body = answer.take()
-        if self._held_back and self._transport is not None:
-            self._held_back = False
-            self._heard_at = self._loop.time()
-            self._transport.resume_reading()
+        self._read_on()
         return body
 
     def rest(self) -> None:
@@ -286,10 +283,17 @@ class _Connection(asyncio.Protocol):
         self._asked = False
         self.answer = HttpAnswer()
         self.idle_since = self._loop.time()
+        self._read_on()  # Of the last answer something may have been left unread.
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def _read_on(self) -> None:
+        if self._held_back and self._transport is not None:
+            self._held_back = False
+            self._heard_at = self._loop.time()
+            self._transport.resume_reading()
 
     def _more(self) -> Awaitable[None]:
         if self._error is not None:

@@ -325,6 +325,29 @@ def test_an_end_that_the_event_loop_has_not_read_yet_is_seen(new_loop: Callable[
         serving.join()
 
 
+async def test_an_answer_that_came_whole_and_was_not_read_holds_up_no_other() -> None:
+    """Its server was held back, for so much of it was unread: the next one to ask it must be able to hear it."""
+    connections = 0
+    body = b"x" * (HIGH_WATER_BYTES + 1)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while True:
+            await request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    async with serving(serve) as url, client() as http:
+        incoming = await http.post(Server.at(url), b"/x", [], b"{}")
+        for _ in range(200):  # All of it arrives.
+            await asyncio.sleep(0.001)
+        incoming.close()
+        assert repr(http) == "<HttpClient idle=1>"
+        async with asyncio.timeout(5):
+            assert await ask(http, url) == body
+        assert connections == 1
+
+
 async def test_an_answer_left_early_closes_its_connection() -> None:
     left = asyncio.Event()
 
