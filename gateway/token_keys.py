@@ -74,9 +74,7 @@ class TokenKeys:
         self._http = http
         self._clock = clock
         self._source: str | None = None
-        self._keys: KeySet | None = None
-        self._fetched_at = self._tried_at = float("-inf")
-        self._fetching = asyncio.Lock()
+        self._keys: KeySet | Published | None = None
 
     def __repr__(self) -> str:
         return f"<TokenKeys {self._keys!r}>"
@@ -85,33 +83,55 @@ class TokenKeys:
         """The key for a token's header, None if there is none. Raises `IssuerUnavailable`."""
         source = jwt.jwks_url or jwt.jwks
         assert source is not None
-        if source != self._source:
-            self._source, self._keys = source, None
-            self._fetched_at = self._tried_at = float("-inf")
-        if jwt.jwks_url is None:
-            keys = self._keys = self._keys or KeySet(source)
-            return keys.find(id_, algorithm)
-        keys = await self._fresh(jwt.jwks_url, MAX_AGE_S)
-        return keys.find(id_, algorithm) or (await self._fresh(jwt.jwks_url, UNKNOWN_ID_EVERY_S)).find(id_, algorithm)
+        if self._keys is None or source != self._source:
+            self._keys = KeySet(source) if jwt.jwks_url is None else Published(self._http, source, self._clock)
+            self._source = source
+        keys = self._keys
+        return keys.find(id_, algorithm) if isinstance(keys, KeySet) else await keys.find(id_, algorithm)
 
-    async def _fresh(self, url: str, max_age_s: float) -> KeySet:
+
+class Published:
+    """The keys at one URL."""
+
+    def __init__(self, http: HttpClient, url: str, clock: Callable[[], float]) -> None:
+        self._http = http
+        self._url = url
+        self._clock = clock
+        self._keys: KeySet | None = None
+        self._fetched_at = self._tried_at = float("-inf")
+        self._fetching = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Published {self._keys!r} at {self._url}>"
+
+    async def find(self, id_: str | None, algorithm: str) -> PyJWK | None:
+        """As `TokenKeys.find`."""
+        # An issuer that hangs holds up the one who asks it, and not all those whose keys are here.
+        if self._keys is not None and self._fetching.locked() and (key := self._keys.find(id_, algorithm)) is not None:
+            return key
+        keys = await self._fresh(MAX_AGE_S)
+        return keys.find(id_, algorithm) or (await self._fresh(UNKNOWN_ID_EVERY_S)).find(id_, algorithm)
+
+    async def _fresh(self, max_age_s: float) -> KeySet:
         """Keys fetched at most so long ago if they can be had, else those there are."""
         async with self._fetching:
             now = self._clock()
             if now - self._fetched_at > max_age_s and now - self._tried_at > RETRY_EVERY_S:
-                self._tried_at = now
                 try:
-                    self._keys = KeySet(await self._fetch(url))
+                    self._keys = KeySet(await self._fetch())
                     self._fetched_at = now
                 except (BackendError, TimeoutError, ValueError, RecursionError) as error:
-                    log.error("the keys at %s cannot be fetched: %s", url, type(error).__name__)
+                    log.error("the keys at %s cannot be fetched: %s", self._url, type(error).__name__)
+                finally:
+                    # Counted from its end: who waited meanwhile need not try what has just taken all of its time.
+                    self._tried_at = self._clock()
         if self._keys is None:
             raise IssuerUnavailable("the keys that tokens are checked with cannot be fetched now", retry_after_s="5")
         return self._keys
 
-    async def _fetch(self, url: str) -> bytes:
+    async def _fetch(self) -> bytes:
         async with asyncio.timeout(FETCH_TIMEOUT_S):
-            incoming = await self._http.get(*Server.of(url))
+            incoming = await self._http.get(*Server.of(self._url))
             try:
                 if incoming.status != 200:  # A redirect would lead where the policy does not.
                     raise ValueError(f"status {incoming.status}")

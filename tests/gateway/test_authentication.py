@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -21,7 +22,15 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from gateway.authentication import MAX_TOKEN_CHARS, Authenticator
 from gateway.errors import IssuerUnavailable, NotAllowed, Unauthenticated
 from gateway.http.client import HttpClient
-from gateway.token_keys import MAX_AGE_S, MAX_BYTES, RETRY_EVERY_S, UNKNOWN_ID_EVERY_S, KeySet, TokenKeys
+from gateway.token_keys import (
+    FETCH_TIMEOUT_S,
+    MAX_AGE_S,
+    MAX_BYTES,
+    RETRY_EVERY_S,
+    UNKNOWN_ID_EVERY_S,
+    KeySet,
+    TokenKeys,
+)
 from policies.document import FixedPolicy, Jwt, Policy, Rule, Tenant
 
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -187,9 +196,18 @@ class Issuer:
     headers: dict[str, str] = field(default_factory=dict)
     calls: int = 0
     url: str = ""
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    before: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.answers.set()
 
     async def answer(self, request: web.Request) -> web.Response:
         self.calls += 1
+        self.before()
+        self.asked.set()
+        await self.answers.wait()
         return web.Response(text=self.body, status=self.status, headers=self.headers)
 
 
@@ -204,6 +222,7 @@ async def issuer() -> AsyncIterator[Issuer]:
     await site.start()
     issuer.url = f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
     yield issuer
+    issuer.answers.set()
     await runner.cleanup()
 
 
@@ -280,3 +299,45 @@ async def test_a_policy_that_names_other_keys_has_them(issuer: Issuer) -> None:
         assert await keys.find(rules(jwks(ec_jwk())), "e", "ES256") is not None
         assert await keys.find(rules(url=issuer.url), "r", "RS256") is not None
         assert issuer.calls == 2
+
+
+async def test_an_issuer_that_hangs_holds_up_nobody_whose_keys_are_here(issuer: Issuer) -> None:
+    clock = Clock()
+    async with authenticator(rules(url=issuer.url), clock) as asked:
+        assert await tenant(asked, token()) == "acme"
+        clock.now += MAX_AGE_S + 1
+        issuer.asked.clear()
+        issuer.answers.clear()
+        first = asyncio.create_task(tenant(asked, token()))
+        await issuer.asked.wait()
+        async with asyncio.timeout(FETCH_TIMEOUT_S / 2):
+            assert await tenant(asked, token()) == "acme"
+        assert not first.done()
+        issuer.answers.set()
+        assert await first == "acme"
+
+
+async def test_those_who_waited_for_an_issuer_that_hangs_do_not_wait_for_it_one_by_one(issuer: Issuer) -> None:
+    clock = Clock()
+
+    def take_long() -> None:
+        clock.now += FETCH_TIMEOUT_S + 1
+
+    issuer.status, issuer.before = 503, take_long
+    async with authenticator(rules(url=issuer.url), clock) as asked:
+        outcomes = await asyncio.gather(*(tenant(asked, token()) for _ in range(5)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [IssuerUnavailable] * 5
+        assert issuer.calls == 1
+
+
+async def test_keys_that_come_late_are_not_those_of_the_next_policy(issuer: Issuer) -> None:
+    async with HttpClient(connect_timeout_s=5.0, silence_timeout_s=5.0) as http:
+        keys = TokenKeys(http)
+        issuer.answers.clear()
+        late = asyncio.create_task(keys.find(rules(url=issuer.url), "r", "RS256"))
+        await issuer.asked.wait()
+        assert await keys.find(rules(jwks(ec_jwk())), "r", "RS256") is None
+        issuer.answers.set()
+        assert await late is not None
+        assert await keys.find(rules(jwks(ec_jwk())), "r", "RS256") is None
+        assert await keys.find(rules(jwks(ec_jwk())), "e", "ES256") is not None
