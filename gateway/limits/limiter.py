@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from gateway.errors import LimitsUnavailable
 from gateway.limits.headers import rate_headers, refusal
@@ -91,11 +92,14 @@ class Limiter:
 
     async def _give_back(self, charges: Sequence[Charge], lease: Lease | None) -> None:
         if charges or lease is not None:
-            try:
-                await self._store.give_back(charges, lease)
-            except StoreUnavailable as error:
-                # The lease ends by itself; what was held too much flows back within its minute.
-                self._unanswered(error)
+            await _to_its_end(self._return(charges, lease))
+
+    async def _return(self, charges: Sequence[Charge], lease: Lease | None) -> None:
+        try:
+            await self._store.give_back(charges, lease)
+        except StoreUnavailable as error:
+            # The lease ends by itself; what was held too much flows back within its minute.
+            self._unanswered(error)
 
     async def _renew(self, lease: Lease) -> None:
         # The limit may have been lowered meanwhile: who is in stays in.
@@ -134,9 +138,13 @@ class Grant:
         """Hold the prompt's tokens and the most the answer may have; raises as `Limiter.admit` does."""
         if self._limits.tokens is not None:
             charge = _charge(self._tenant, "tokens", self._limits.tokens, prompt + answer)
-            if await self.take([charge], None):
-                self._held = charge
-                self._used = prompt
+            # Who leaves meanwhile gives back what was taken, and nothing where nothing was.
+            await _to_its_end(self._hold(charge, prompt))
+
+    async def _hold(self, charge: Charge, used: int) -> None:
+        if await self.take([charge], None):
+            self._held = charge
+            self._used = used
 
     def use(self, tokens: int) -> None:
         """So many tokens of the answer have come."""
@@ -160,6 +168,21 @@ class Grant:
         if taken.refused is not None:
             raise refusal(charges, lease, taken, self.headers)
         return True
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await what the store is told, also where this task is cancelled meanwhile, as it then is behind it. A store has a
+    deadline, so it ends soon."""
+    working = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from working.exception()
+    working.result()
 
 
 def _charge(tenant: str, what: str, rate: Rate, cost: float) -> Charge:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -394,6 +394,73 @@ async def test_no_place_is_taken_behind_its_giving_back(server: RedisProcess, re
     await asyncio.gather(task, return_exceptions=True)
     await connection.run(Script("return 1"), [], [])  # behind all that was called before
     left = await connection.redis.keys()
+    await connection.aclose()
+    assert left == []
+
+
+class SlowStore(MemoryStore):
+    """Takes and gives back, and tells only when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    async def take(self, charges: Sequence[Charge], lease: Lease | None) -> Taken:
+        taken = await super().take(charges, lease)
+        self.reached.set()
+        await self.go.wait()
+        return taken
+
+
+async def test_who_leaves_while_tokens_are_taken_gives_them_back() -> None:
+    store = SlowStore()
+    limiter = Limiter(store)
+    limits = Limits(tokens=Rate(60_000, 1.0, "left"))
+
+    async def run(answer: int) -> None:
+        async with limiter.admit("acme", limits, 1, Unavailable.DENY) as grant:
+            await grant.take_tokens(10, answer)
+
+    # The second one is refused, and must not give back what it did not get.
+    for answer in (890, 1000):
+        store.reached.clear()
+        store.go.clear()
+        task = asyncio.create_task(run(answer))
+        await store.reached.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        store.go.set()
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+        nothing = Charge("verbatim:{acme}:tokens:left", "tokens", 0, 60_000, 1000)
+        assert (await store.take([nothing], None)).until_full_ms == (10,), "those of the prompt"
+
+
+async def test_who_leaves_at_its_end_still_gives_back_its_place(server: RedisProcess) -> None:
+    """A client that has read all it wants may go while what it held is being given back."""
+    connection = HeldConnection(server.url)
+    limiter = Limiter(RedisStore(connection))
+    limits = Limits(tokens=Rate(60_000, 60.0, "end"), concurrency=Quota(1, "end"))
+    await connection.redis.flushall()
+
+    async def run() -> None:
+        async with limiter.admit("acme", limits, 1, Unavailable.DENY) as grant:
+            await grant.take_tokens(10, 890)
+            connection.go.clear()
+            connection.reached.clear()
+            ending.set()
+
+    ending = asyncio.Event()
+    connection.go.set()
+    task = asyncio.create_task(run())
+    await ending.wait()
+    await connection.reached.wait()
+    task.cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    connection.go.set()
+    await asyncio.gather(task, return_exceptions=True)
+    await connection.run(Script("return 1"), [], [])  # behind all that was called before
+    left = await connection.redis.keys("*:places:*")
     await connection.aclose()
     assert left == []
 
