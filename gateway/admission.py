@@ -102,7 +102,8 @@ class Admission:
         """End what is still in flight, with an error that says why."""
         self._expired = True
         for deadline in self._deadlines:
-            deadline.reschedule(asyncio.get_running_loop().time())
+            if not deadline.expired():  # What has run out of its time is ending already.
+                deadline.reschedule(asyncio.get_running_loop().time())
 
     async def wait_idle(self) -> None:
         """Return once every place is free."""

@@ -76,6 +76,27 @@ async def test_draining_refuses_and_expiry_ends() -> None:
     await admission.wait_idle()
 
 
+async def test_expiry_ends_the_others_while_one_that_took_too_long_is_ending() -> None:
+    admission = Admission(3, 0.01)
+    ending, end = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        async with admission.admit(1, "acme", 1.0):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await end.wait()
+
+    working = asyncio.create_task(work())
+    await ending.wait()
+    admission.expire()
+    end.set()
+    with pytest.raises(Draining):
+        await working
+    await admission.wait_idle()
+
+
 # --- merge
 
 
