@@ -14,7 +14,7 @@ from typing import TypeVar
 from backend.protocol import PROTOCOL_VERSION, Info, Role
 from gateway.backends.client import BackendClient
 from gateway.breaker import Breaker
-from gateway.errors import BackendError, BackendFailed, BackendTimeout
+from gateway.errors import BackendError, BackendFailed, BackendTimeout, RoleRefused
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Replica:
             self._strikes += 1
             if self._strikes >= STRIKES:
                 self.trouble = "it does not answer"
-        except BackendError as error:
+        except (BackendError, RoleRefused) as error:
             self.trouble = error.message
         else:
             self._strikes = 0
