@@ -38,8 +38,6 @@ from gateway.errors import (
     BackendError,
     BackendFailed,
     BackendRefused,
-    BackendTimeout,
-    BackendUnavailable,
     ProtocolViolation,
     RoleRefused,
 )
@@ -186,7 +184,8 @@ class _Calls:
             case Draft():
                 try:
                     return await _draft(self._backend, self._job, command)
-                except (BackendUnavailable, BackendTimeout, BackendFailed, RoleRefused):
+                except (BackendError, RoleRefused):
+                    # Also one that refuses: it may be another model, with a shorter context, or have no room now.
                     return DrafterLost()
             case Verify():
                 return await _verify(self._backend, self._job, command)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from launched import Gateway, launch_models
-from toy_backend import Drop, Fault, Hang, Status, ToyBackend, Wait, on
+from toy_backend import Drop, Fault, Hang, Status, ToyBackend, Wait, no_faults, on
 
 from backend.protocol import Health
 from gateway.backends.replica import STRIKES
@@ -143,6 +143,21 @@ async def test_a_replica_whose_fingerprint_changes_leaves_the_group(stream: bool
         assert changing.calls[VERIFY] > 3, "it may come back as who it was"
 
 
+@pytest.mark.parametrize("code", [400, 409, 429, 500])
+@pytest.mark.parametrize("path", ["/healthz", "/v1/info"])
+async def test_a_replica_that_answers_oddly_is_in_trouble_and_looked_after(path: str, code: int) -> None:
+    """Whatever stands before it and answers in its place: the others are looked after too."""
+    toys = [ToyBackend(), ToyBackend()]
+    async with launch(*toys) as gateway:
+        toys[0].faults = on(path, Status(code))
+        await gateway.check()
+        (group,) = gateway.models.groups
+        assert [replica.well for replica in group.replicas] == [False, True]
+        toys[0].faults = no_faults
+        await gateway.check()
+        assert [replica.well for replica in group.replicas] == [True, True]
+
+
 async def test_a_stranger_is_no_stand_in() -> None:
     first, stranger = ToyBackend(), ToyBackend(fingerprint="toy-2")
     async with launch(first, stranger) as gateway:
@@ -209,8 +224,9 @@ async def test_a_backend_that_only_drafts_may_be_any_and_may_go() -> None:
         assert answer(await ask(gateway)) == expected
         assert (verifier.calls["/v1/draft"], drafter.calls[VERIFY]) == (0, 0)
         assert drafter.calls["/v1/draft"] >= 2
-        drafter.faults = on("/v1/draft", Drop())
-        assert answer(await ask(gateway)) == expected
+        for fault in (Drop(), Status(429), Status(400)):
+            drafter.faults = on("/v1/draft", fault)
+            assert answer(await ask(gateway)) == expected
 
 
 async def test_a_draft_model_does_not_answer_for_the_model() -> None:
