@@ -8,6 +8,7 @@ one that did may have been worked on, and generating is not idempotent.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -47,6 +48,9 @@ _MODEL, _DETERMINISM = "model", BODY_FIELD
 _GOVERNED = frozenset({_MODEL, _DETERMINISM, "n", "max_tokens", "max_completion_tokens", *SAMPLING})
 """Fields that a policy has a say in. Some servers take another case for the same name (Go's encoding/json does)."""
 
+_ESCAPED_NAME = re.compile(rb"\\u00[4-7]")
+"""How JSON may spell a letter of theirs, or an underscore."""
+
 
 class Upstream:
     """One OpenAI server."""
@@ -65,16 +69,21 @@ class Upstream:
         return f"<Upstream {self.config.url} in_flight={self.in_flight} {self.breaker!r}>"
 
     def body(self, content: bytes, more: Mapping[str, int]) -> bytes:
-        """The client's body: byte for byte, unless it holds what the upstream calls differently or does not know.
+        """The client's body: byte for byte, unless it holds what the upstream calls differently or does not know, or
+        may hold twice what was judged: the last one was, and its upstream may heed the first.
 
         `more` is set in it. Raises `RequestError` for a field that some upstream would take for one that was judged.
         """
-        fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        try:
+            fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError as error:  # of names that nobody has looked at yet
+            raise RequestError(f"the body is not valid JSON: {error}") from error
         for name in fields:
             if name not in _GOVERNED and name.casefold() in _GOVERNED:
                 raise RequestError(f"{name!r} must be written {name.casefold()!r}", param=name)
         model = msgspec.json.encode(self.config.model)
-        if bytes(fields[_MODEL]) == model and _DETERMINISM not in fields and not more:
+        is_theirs = bytes(fields[_MODEL]) == model and _DETERMINISM not in fields and not more
+        if is_theirs and not _may_repeat(content, fields):
             return content
         fields[_MODEL] = msgspec.Raw(model)
         fields.pop(_DETERMINISM, None)
@@ -152,6 +161,13 @@ class UpstreamGroup:
         left = [upstream for upstream in self.upstreams if upstream not in but]
         well = [upstream for upstream in left if upstream.breaker.allows(_now())]
         return min(well or left, key=lambda upstream: upstream.in_flight)
+
+
+def _may_repeat(content: bytes, fields: Iterable[str]) -> bool:
+    """Whether a governed field may stand twice in a body. One that only may is written anew in vain, and means the
+    same."""
+    named = (b'"%b"' % name.encode() for name in fields if name in _GOVERNED)
+    return any(content.count(name) > 1 for name in named) or _ESCAPED_NAME.search(content) is not None
 
 
 def end_to_end(headers: Iterable[Header]) -> list[Header]:

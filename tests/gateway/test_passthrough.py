@@ -379,6 +379,33 @@ async def test_what_was_judged_is_what_the_upstream_reads() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        (b'{"model":"big", "model":"m"}', b'{"model":"m"}'),
+        (b'{"mod\\u0065l":"big", "model":"m"}', b'{"model":"m"}'),
+        (b'{"model":"m", "n":9, "n":1}', b'{"model":"m","n":1}'),
+        (b'{"temperature":1.9, "temper\\u0061ture":1.0, "model":"m"}', b'{"temperature":1.0,"model":"m"}'),
+        (b'{"model":"m", "x":1, "x":{"n": 1}, "n": 1}', b'{"model":"m","x":{"n": 1},"n":1}'),
+        (b'{"model":"m", "x":1, "x":2}', b'{"model":"m", "x":1, "x":2}'),
+    ],
+)
+async def test_of_two_equal_names_the_upstream_reads_the_one_that_was_judged(body: bytes, read: bytes) -> None:
+    upstream = MockUpstream()
+    policy = "version: 1\ndefaults: {sampling: {temperature: {max: 1}}}\ntenants: {all: {}}\nanonymous: all"
+    async with launch(upstream, policies=FixedPolicy(load_policy(policy, "policy.yaml"))) as gateway:
+        assert (await post(gateway, body)).status_code == 200
+        assert upstream.received[0].body == read
+
+
+async def test_a_name_that_is_no_text_is_refused() -> None:
+    upstream = MockUpstream()
+    async with launch(upstream) as gateway:
+        refused = await post(gateway, b'{"model":"m","\xff":1}')
+        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert not upstream.received
+
+
+@pytest.mark.parametrize(
     "path",
     [
         "/v1/%2e%2e/admin",
