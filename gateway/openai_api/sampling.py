@@ -20,6 +20,8 @@ from backend.protocol import MAX_BIAS, MAX_BIASES, MAX_PENALTY, MAX_REPETITION_P
 from gateway.errors import RequestError
 
 MAX_STOP_IDS = 128
+MAX_TOP_K = 2**31 - 1
+"""More than any vocabulary has, and no more than keys of logs and receipts can say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def check_sampling(fields: SamplingFields) -> None:
     """Raise `RequestError` naming the first field out of bounds."""
     for name, value in given(fields).items():
         BOUNDS[name].check(name, value)
-    require(fields.top_k >= -1, "top_k", "must be -1 or 0 (no limit) or more")
+    require(-1 <= fields.top_k <= MAX_TOP_K, "top_k", f"must be -1 or 0 (no limit) or more, up to {MAX_TOP_K}")
     biases = fields.logit_bias
     require(len(biases) <= MAX_BIASES, "logit_bias", f"must hold at most {MAX_BIASES} token ids")
     require(all(map(_TOKEN_ID.fullmatch, biases)), "logit_bias", "must have token ids for its keys")

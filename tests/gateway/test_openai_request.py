@@ -270,6 +270,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_p": [1]}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"top_k": 0.5}, "top_k"),
+    ({"top_k": 2**31}, "top_k"),
+    ({"top_k": 2**63}, "top_k"),
     ({"min_p": -0.1}, "min_p"),
     ({"min_p": 1.1}, "min_p"),
     ({"seed": MAX_SEED + 1}, "seed"),
