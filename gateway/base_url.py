@@ -12,7 +12,8 @@ def parse_base_url(value: object) -> str:
     """The URL without a slash at its end; raises `ValueError`, which does not repeat the value."""
     if isinstance(value, str):
         parts = urlsplit(value)
-        if parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.fragment):
+        host = parts.hostname
+        if parts.scheme in ("http", "https") and host and _can_be_found(host) and not (parts.query or parts.fragment):
             try:
                 port = parts.port
             except ValueError as error:
@@ -23,3 +24,11 @@ def parse_base_url(value: object) -> str:
                 raise ValueError("must not hold a user or a password: it is shown in logs and metrics")
             return value.rstrip("/")
     raise ValueError("must be an http:// or https:// URL")
+
+
+def _can_be_found(host: str) -> bool:
+    """Whether a host can be looked up: not one with an empty label, or one too long. An address has none."""
+    try:
+        return ":" in host or bool(host.encode("idna"))
+    except UnicodeError:
+        return False

@@ -18,6 +18,7 @@ Owns the keys and their checks; how mistakes are said is policies.sections' busi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,9 @@ from policies.kinds import Name, Whole, Word
 from policies.sections import Mistakes, Section, open_document
 
 VERSION = 1
+
+_KEY = re.compile(r"[!-~]+")
+"""What can stand behind `Bearer` in a header."""
 
 
 class Drafts(StrEnum):
@@ -108,4 +112,7 @@ def _upstream(name: str, section: Section, env: Mapping[str, str]) -> UpstreamCo
     key = None if variable is None else env.get(variable)
     if variable is not None and not key:
         section.mistake(f"the environment variable {variable} is not set", "key_env")
+    if key and not _KEY.fullmatch(key):
+        said = "holds what no header may: a line break at its end, perhaps"
+        section.mistake(f"the environment variable {variable} {said}", "key_env")
     return UpstreamConfig(url or "", model or name, key)

@@ -79,6 +79,10 @@ def test_no_repr_shows_a_key() -> None:
             ],
         ),
         (
+            "version: 1\nmodels: {m: {backends: [{url: 'http://a..b'}]}}",
+            ["models.m.backends[0].url: must be an http:// or https:// URL"],
+        ),
+        (
             "version: 1\nmodels: {m: {upstreams: [{url: 'http://me:pw@a/v1'}]}}",
             ["models.m.upstreams[0].url: must not hold a user or a password"],
         ),
@@ -111,3 +115,10 @@ def test_mistakes_name_file_line_path_and_key(text: str, said: list[str]) -> Non
     for part in said:
         assert part in str(caught.value)
     assert "pw" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["secret\n", "secret\r\nx: y", "sec ret", "secr\N{RIGHT SINGLE QUOTATION MARK}t"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(FileMistakes, match=r"key_env: the environment variable KEY holds what no header may") as caught:
+        load(WHOLE, {"KEY": key})
+    assert "sec" not in str(caught.value)
