@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from gateway.errors import AnswerTimeout, Draining, Overloaded
+from gateway.errors import AnswerTimeout, Draining, Overloaded, RequestError
 
 RETRY_AFTER_S = "1"
 
@@ -49,6 +49,14 @@ class Admission:
     def places_for(self, share: float) -> int:
         """How many places a share is: one at least."""
         return max(1, int(share * self._capacity))
+
+    def check(self, choices: int, share: float, quota: int | None, field: str) -> None:
+        """Refuse what would never fit, however long its client waits; raises `RequestError` for `field`."""
+        most = self.places_for(share) if quota is None else min(self.places_for(share), quota)
+        if choices > most:
+            raise RequestError(
+                f"{choices} completions are asked for at once; this gateway generates {most} at a time", param=field
+            )
 
     @asynccontextmanager
     async def admit(self, choices: int, tenant: str, share: float) -> AsyncIterator[None]:

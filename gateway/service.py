@@ -137,7 +137,8 @@ class Service:
             span.set({"verbatim.rule": decision.rule, "verbatim.policy": caller.policy.version})
         record.mode = decision.mode
         limits = decision.limits
-        self._check_places(order, limits)
+        quota = None if limits.concurrency is None else limits.concurrency.count
+        self.admission.check(order.places, limits.queue_share, quota, "prompt" if len(order.prompts) > 1 else "n")
         async with (
             self.admission.admit(order.places, caller.tenant, limits.queue_share),
             self._limiter.admit(caller.tenant, limits, order.places, caller.policy.limits_unavailable) as grant,
@@ -179,17 +180,6 @@ class Service:
         limits = Limits(requests=requests)
         async with self._limiter.admit(caller.tenant, limits, 0, caller.policy.limits_unavailable):
             yield
-
-    def _check_places(self, order: Order, limits: Limits) -> None:
-        """Refuse what would never fit, however long its client waits."""
-        most = self.admission.places_for(limits.queue_share)
-        if limits.concurrency is not None:
-            most = min(most, limits.concurrency.count)
-        if order.places > most:
-            raise RequestError(
-                f"{order.places} completions are asked for at once; this gateway generates {most} at a time",
-                param="prompt" if len(order.prompts) > 1 else "n",
-            )
 
     @asynccontextmanager
     async def _read(self, completion: Completion, job: Job, decision: Decision) -> AsyncIterator[_Source]:

@@ -251,6 +251,16 @@ async def test_admission_holds_here_too() -> None:
             assert (await task).json()["error"]["code"] == "shutting_down"
 
 
+@pytest.mark.parametrize("limit", ["queue_share: 0.01", "concurrency: 2"])
+async def test_what_would_never_fit_is_not_told_to_come_back(limit: str) -> None:
+    upstream = MockUpstream()
+    policy = f"version: 1\ndefaults: {{limits: {{{limit}}}}}\ntenants: {{all: {{}}}}\nanonymous: all"
+    async with launch(upstream, policies=FixedPolicy(load_policy(policy, "policy.yaml"))) as gateway:
+        assert (await post(gateway, b'{"model":"m","n":2}')).status_code == 200
+        refused = await post(gateway, b'{"model":"m","n":3}')
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+
+
 async def test_what_is_not_handed_on() -> None:
     upstream = MockUpstream()
     async with launch(upstream, max_body_bytes=1000) as gateway:
