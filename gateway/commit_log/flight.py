@@ -184,6 +184,12 @@ class Flight:
     def _wanted(self) -> bool:
         return not self.has(max(self._wants, default=0))
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether the log takes no more: what is to come nobody else will find there, so nobody need wait for it."""
+        most = self._keeping.max_tokens
+        return most is not None and len(self.tokens) >= most
+
     def _move(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
@@ -209,7 +215,7 @@ class Flight:
         """Take what stands, and find out who leads."""
         self.leads = True
         self.recall()
-        if self._wanted and self._lease is not None and self._keeping.writes:
+        if self._wanted and self._lease is not None and self._keeping.writes and not self._is_full:
             self._claimed = True
             self.leads = await self._look(self._lease)
         self._move()
@@ -252,7 +258,7 @@ class Flight:
         committed = [token.id for token in self.tokens]
         position = len(committed)
         recorded, self._recorded = self._recorded, []
-        renewing = None if self._lease is None else asyncio.create_task(self._renew(self._lease))
+        renewing = None if self._lease is None or self._is_full else asyncio.create_task(self._renew(self._lease))
         try:
             async with aclosing(self._generator.generate(job, committed, recorded)) as progress:
                 async for step in progress:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from redis_process import RedisProcess
 from test_cache import answer, begin, cache, caching, fresh
@@ -114,3 +115,26 @@ async def test_what_is_under_way_leaves_nothing_in_a_log_that_is_thrown_away(
         again = await gateway.chat(max_tokens=40)
         assert (cache(again), answer(again)) == ("lead", await fresh(max_tokens=40))
     await connection.aclose()
+
+
+async def test_nobody_waits_for_tokens_that_are_not_kept(toy: ToyBackend, server: RedisProcess) -> None:
+    """Behind the last token that a log takes each gateway goes on by itself."""
+    gate = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        gateways = []
+        for _ in range(2):
+            connection = RedisConnection(server.url, deadline_s=10)
+            stack.push_async_callback(connection.aclose)
+            await connection.redis.flushall()
+            logs = CommitLog(MemoryLogs(1 << 20, time.monotonic), RedisLogs(connection, time.monotonic))
+            opened = caching(toy.url, "{scope: tenant, max_tokens: 10}", commit_log=logs)
+            gateways.append(await stack.enter_async_context(opened))
+        toy.faults = on("/v1/verify", Wait(gate), nth=3)
+        leader = asyncio.create_task(gateways[0].chat(max_tokens=60))
+        await toy.hung.acquire()
+        async with asyncio.timeout(10):
+            other = await gateways[1].chat(max_tokens=60)
+        assert not leader.done()
+        gate.set()
+        assert answer(await leader) == answer(other) == await fresh(max_tokens=60)
+        assert [key async for key in connection.redis.scan_iter("*:lead:*")] == []
