@@ -122,8 +122,8 @@ class Published:
                     self._fetched_at = now
                 except (BackendError, TimeoutError, ValueError, RecursionError) as error:
                     log.error("the keys at %s cannot be fetched: %s", self._url, type(error).__name__)
-                finally:
-                    # Counted from its end: who waited meanwhile need not try what has just taken all of its time.
+                    # Counted from its end: who waited meanwhile need not try what has just taken all of its time. One
+                    # whose client left says nothing of the issuer, and is not counted.
                     self._tried_at = self._clock()
         if self._keys is None:
             raise IssuerUnavailable("the keys that tokens are checked with cannot be fetched now", retry_after_s="5")

@@ -341,3 +341,14 @@ async def test_keys_that_come_late_are_not_those_of_the_next_policy(issuer: Issu
         assert await late is not None
         assert await keys.find(rules(jwks(ec_jwk())), "r", "RS256") is None
         assert await keys.find(rules(jwks(ec_jwk())), "e", "ES256") is not None
+
+
+async def test_whoever_leaves_while_keys_are_fetched_says_nothing_of_the_issuer(issuer: Issuer) -> None:
+    async with authenticator(rules(url=issuer.url), Clock()) as asked:
+        issuer.answers.clear()
+        leaving = asyncio.create_task(tenant(asked, token()))
+        await issuer.asked.wait()
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        issuer.answers.set()
+        assert await tenant(asked, token()) == "acme"
