@@ -33,13 +33,15 @@ class Tally:
     """What came out within the measured interval; `counts` are those of the verified completions that ended in it.
 
     `prompts` counts the completions whose first token came in it. `off_in_flight_s` and `in_flight_s` sum the time that
-    completions were in flight. `passes` are by kind of row.
+    completions were in flight. `passes` are by kind of row. `pace_s` is what some work that
+    is always the same cost around the interval, where that was looked at (pace.py).
     """
 
     tokens: int = 0
     verified_tokens: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    pace_s: float = 1.0
     prompts: int = 0
     completions: int = 0
     verified_completions: int = 0

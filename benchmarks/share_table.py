@@ -7,7 +7,8 @@ All ways take turns in one process for each dtype, so that noise hits all of the
 
 Tokens a second are those of whole completions. Within an interval there come as many prompts as tokens allow by chance:
 where 16 answers of 32 tokens are in flight, 24 completions can have brought a fifth more or less than 24 times 32
-tokens, at the price of 24 prompts. So both count, prompts and tokens, by what they cost in mode off.
+tokens, at the price of 24 prompts. So both count, prompts and tokens, by what they cost in mode off. Times are
+those at one pace of the machine, as told by passes timed around each interval (pace.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from backend.settings import Device, Dtype
 from benchmarks import published
 from benchmarks.closed_loop import ClosedLoop, Load, Tally
 from benchmarks.cost_model import RowCosts, bound
+from benchmarks.pace import Pace, level
 from benchmarks.parts import Shape, build_engine, in_processes, parser, save, shape, smollm2
 from benchmarks.pass_log import Kind, PassLog
 from benchmarks.prompts import Prompts
@@ -75,6 +77,7 @@ class Bench:
         self._number = 0
         self._engine = build_engine(checkpoint, dtype, options, options.shape)
         self._passes = PassLog(self._engine)
+        self._pace = Pace(self._engine) if options.device == "cpu" else None
         self._engine.start()
 
     def run(self, cell: Cell, workload: Shape) -> Tally:
@@ -89,7 +92,13 @@ class Bench:
         # Prompts that no cell had before: the prefix cache would know them. Enough completions for the share to be due.
         self._number += 1000
         due = max(options.completions, 100 // cell.percent if cell.percent else 0)
-        return loop.run(min(_AT_MOST_ALONE, due) if alone else due)
+        before = self._pace_s()
+        tally = loop.run(min(_AT_MOST_ALONE, due) if alone else due)
+        tally.pace_s = (before + self._pace_s()) / 2
+        return tally
+
+    def _pace_s(self) -> float:
+        return 1.0 if self._pace is None else self._pace.seconds()
 
     def close(self) -> str:
         """Stop the engine; its fingerprint."""
@@ -109,6 +118,7 @@ def measure(dtype: Dtype, options: argparse.Namespace) -> dict[str, Any]:
             for cell in order[:: 1 if turn % 2 == 0 else -1]:
                 runs[cell].append(run := bench.run(cell, workload))
                 print(f"{dtype} {workload} {cell}: {run.tokens} tokens in {run.wall_s:.1f} s", file=sys.stderr)
+    level([run for runs in tallies.values() for cell in runs.values() for run in cell])
     return {
         "fingerprint": bench.close(),
         "workloads": [_workload(workload, runs, options) for workload, runs in tallies.items()],
@@ -138,7 +148,7 @@ def _workload(workload: Shape, tallies: dict[Cell, list[Tally]], options: argpar
             | {"bound": asdict(best) | {"reached": busy_ratio(cell) / best.ratio}}
             | {"runs": [asdict(run) for run in runs]}
         )
-    spread = [speed.wall([run]) / speed.wall(off) for run in off]
+    spread = [speed.cpu([run]) / speed.cpu(off) for run in off]
     targets = []
     for percent in options.percents:
         adaptive = Cell("adaptive", percent)
