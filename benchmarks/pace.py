@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from backend.engine.engine import Engine
-from backend.engine.kv_pool import RESERVED_BLOCKS, KvPool
-from backend.engine.prefix_cache import Lease
+from backend.engine.kv_pool import KvPool
+from backend.engine.measure import MEASURE_BLOCKS, decoding_task
 from backend.engine.runner import Runner
 from backend.engine.scheduler import Pass, Span
-from backend.engine.tasks import DecodeTask
-from backend.kernels.attention import BLOCK
-from backend.protocol import Sampling
 from benchmarks.closed_loop import Tally
 
 _PROMPT, _SEQUENCES, _DECODING = 256, 16, 4
@@ -31,11 +28,9 @@ class Pace:
     def __init__(self, engine: Engine) -> None:
         runner = engine._runner
         model = runner._model
-        kv = KvPool(model.config, model.dtype, _PROMPT // BLOCK, model.device)
+        kv = KvPool(model.config, model.dtype, MEASURE_BLOCKS, model.device)
         self._runner = Runner(model, kv, runner.ops("fast"), runner.ops("fixed"), runner._shape)
-        task = DecodeTask([0] * _PROMPT, 1, Sampling(temperature=0.0), frozenset(), top=0, is_draft=True)
-        blocks = list(range(RESERVED_BLOCKS, RESERVED_BLOCKS + _PROMPT // BLOCK))
-        task.lease = Lease(blocks, cached=0, fixed=0, fresh=[], copy=None, shared=[])
+        task = decoding_task(_PROMPT)
         self._prompt = Pass("fast", [Span(task, 0, _PROMPT, 1)])
         self._decoding = Pass("fast", [Span(task, _PROMPT - 1, 1, 1)] * _SEQUENCES)
 

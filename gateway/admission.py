@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from gateway.errors import AnswerTimeout, Draining, Overloaded, RequestError
+from policies.decision import Limits
 
 RETRY_AFTER_S = "1"
 
@@ -50,9 +51,11 @@ class Admission:
         """How many places a share is: one at least."""
         return max(1, int(share * self._capacity))
 
-    def check(self, choices: int, share: float, quota: int | None, field: str) -> None:
+    def check(self, choices: int, limits: Limits, field: str) -> None:
         """Refuse what would never fit, however long its client waits; raises `RequestError` for `field`."""
-        most = self.places_for(share) if quota is None else min(self.places_for(share), quota)
+        most = self.places_for(limits.queue_share)
+        if limits.concurrency is not None:
+            most = min(most, limits.concurrency.count)
         if choices > most:
             raise RequestError(
                 f"{choices} completions are asked for at once; this gateway generates {most} at a time", param=field

@@ -171,8 +171,7 @@ class Passthrough:
     async def _hand_on(self, answer: _Answer, request: _Request, caller: Caller, decision: Decision) -> None:
         limits, places = decision.limits, max(1, request.peek.n or 1)
         more = _bound(request, limits.max_tokens)
-        quota = None if limits.concurrency is None else limits.concurrency.count
-        self._models.admission.check(places, limits.queue_share, quota, "n")
+        self._models.admission.check(places, limits, "n")
         group, record = self._models.upstreams[request.peek.model], recording()
         try:
             async with (

@@ -137,8 +137,7 @@ class Service:
             span.set({"verbatim.rule": decision.rule, "verbatim.policy": caller.policy.version})
         record.mode = decision.mode
         limits = decision.limits
-        quota = None if limits.concurrency is None else limits.concurrency.count
-        self.admission.check(order.places, limits.queue_share, quota, "prompt" if len(order.prompts) > 1 else "n")
+        self.admission.check(order.places, limits, "prompt" if len(order.prompts) > 1 else "n")
         async with (
             self.admission.admit(order.places, caller.tenant, limits.queue_share),
             self._limiter.admit(caller.tenant, limits, order.places, caller.policy.limits_unavailable) as grant,

@@ -84,19 +84,20 @@ def by_share() -> Iterator[str]:
         for way in ("adaptive", "drafted"):
             found = [cells.get((way, percent)) for percent in SHARES]
             if any(found):
-                ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in found]
-                rows.append([measured["dtype"], lengths, way, *ratios, f"{invariant:.2f}"])
+                rows.append([measured["dtype"], lengths, way, *map(figure, found), f"{invariant:.2f}"])
         speeds = {cell["percent"]: cell["off_speed"] for cell in load["cells"] if cell["way"] == "adaptive"}
         found = [speeds.get(percent) for percent in SHARES]
-        rows.append(
-            [measured["dtype"], lengths, "off", *("" if speed is None else f"{speed:.2f}" for speed in found), ""]
-        )
+        rows.append([measured["dtype"], lengths, "off", *map(figure, found), ""])
         judged.append([measured["dtype"], lengths, *(missed(load["targets"], name) for name in TARGETS)])
     yield table(["dtype", "prompt + answer", "way", *(f"{percent} %" for percent in SHARES), "batch-invariant"], rows)
     for run in runs:
         yield source(run, "python -m benchmarks.share_table")
     yield "Shares at which a target was missed, as the run judged it:"
     yield table(["dtype", "prompt + answer", *TARGETS.values()], judged)
+
+
+def figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def loads(runs: Sequence[str]) -> Iterator[tuple[Any, Any]]:

@@ -42,7 +42,7 @@ def measure(runner: Runner, config: ModelConfig, shape: VerifyShape, clock: Cloc
     short, long = (min(tokens, config.max_position) for tokens in (_SHORT, _LONG))
 
     def decoding(lane: Lane, rows: int, length: int) -> float:
-        task = _decode(length) if lane == "fast" else _verify(length)
+        task = decoding_task(length) if lane == "fast" else _verify(length)
         return _seconds(runner, lane, [_span(task, length - 1, 1)] * rows, clock)
 
     def windows(rows: int, length: int) -> float:
@@ -74,7 +74,8 @@ def _seconds(runner: Runner, lane: Lane, spans: list[Span], clock: Clock) -> flo
     return min(times)
 
 
-def _decode(length: int) -> Task:
+def decoding_task(length: int) -> Task:
+    """A sequence of so many tokens that decodes in the fast lane, in the first blocks of a pool of `MEASURE_BLOCKS`."""
     return _leased(DecodeTask([0] * length, 1, Sampling(temperature=0.0), frozenset(), top=0, is_draft=True))
 
 
